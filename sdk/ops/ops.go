@@ -116,7 +116,7 @@ const (
 	// StateConv: convolution history [tap][channel] float32, oldest first.
 	StateConv
 	// StatePLE: convolution history [tap][channel] float32, oldest first, then
-	// the last NGram-1 token ids as int32, latest first.
+	// the last NGram-1 token ids as int32, latest first, -1 where there is none.
 	StatePLE
 	// StateHidden: the trunk's last residual row, float32, for the MTP block.
 	StateHidden
@@ -130,7 +130,8 @@ const PageTokens = 64
 type StateLayout struct {
 	// ID names the layout: model hash, layer range, number format, page size.
 	ID string
-	// Layers are the parts.
+	// Layers are the parts. A layer's PLE entry comes before its mixer's, the
+	// MTP block's Hidden entry after its attention's.
 	Layers []LayerState
 }
 
@@ -157,6 +158,10 @@ type KVState struct {
 	// IndexDim is the length of a raw indexer key, 0 for dense layers;
 	// IndexRatio the tokens per block.
 	IndexDim, IndexRatio int
+	// Lag is how many cells fewer than executed tokens are valid: 0 for trunk
+	// layers, 1 for the MTP block, whose row for a token continues the residual
+	// of the token before.
+	Lag int
 }
 
 // DeltaState describes the state of a gated DeltaNet layer.
@@ -202,7 +207,8 @@ type Segment struct {
 
 // Queue executes operations in the order in which they are enqueued.
 // Operations return at once or when they are done; results may be read after
-// Fence. Row buffers hold Window.Rows rows without gaps; R is the residual
+// Fence, and nothing that was passed may change before. Row buffers hold
+// Window.Rows rows without gaps; R is the residual
 // ([row][stream][width], or [row][width] for architectures without
 // hyper-connections).
 //
