@@ -1,0 +1,94 @@
+package runner
+
+import (
+	"io"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+)
+
+func TestEachLine(t *testing.T) {
+	long := strings.Repeat("y", 3*maxLine)
+	for _, c := range []struct {
+		in   string
+		want []string
+	}{
+		{"", nil},
+		{"a", []string{"a"}},
+		{"a\n", []string{"a"}},
+		{"a\r\n\nb", []string{"a", "", "b"}},
+		{long + "\nend\n", []string{long[:maxLine], "end"}},
+		{long, []string{long[:maxLine]}},
+	} {
+		var got []string
+		eachLine(strings.NewReader(c.in), func(line []byte) { got = append(got, string(line)) })
+		if diff := cmp.Diff(c.want, got); diff != "" {
+			t.Errorf("%.20q: %s", c.in, diff)
+		}
+	}
+}
+
+func TestWords(t *testing.T) {
+	for _, c := range []struct{ in, want string }{
+		{"", ""},
+		{"  ", ""},
+		{"CUDA error 700", "CUDA error 700"},
+		{`{"@level":"debug","@message":"plugin address"}`, ""},
+		{`{"@level":"warn","@message":"slow"}`, "slow"},
+		{`{"@level":"error","@message":"map","error":"denied"}`, "map: denied"},
+		{`{"no":"hclog"}`, `{"no":"hclog"}`},
+		{`{broken`, `{broken`},
+		{"\xff", "?"},
+		{strings.Repeat("z", 2*tailLineBytes), strings.Repeat("z", tailLineBytes)},
+	} {
+		if got, _ := wordsOf([]byte(c.in)); got != c.want {
+			t.Errorf("%q: %q, want %q", c.in, got, c.want)
+		}
+	}
+}
+
+func TestRelay(t *testing.T) {
+	r := newRelay()
+	got := make(chan string)
+	go func() {
+		b, _ := io.ReadAll(r)
+		got <- string(b)
+	}()
+	time.Sleep(10 * time.Millisecond)
+	r.writeLine([]byte("one"))
+	time.Sleep(10 * time.Millisecond)
+	r.writeLine([]byte("two"))
+	r.Close()
+	r.writeLine([]byte("late"))
+	if s := <-got; s != "one\ntwo\n" {
+		t.Errorf("read %q", s)
+	}
+
+	r = newRelay()
+	line := []byte(strings.Repeat("x", 1023))
+	for range relayBytes/1024 + 5 {
+		r.writeLine(line)
+	}
+	p := make([]byte, 4096)
+	if n, err := io.ReadFull(r, p); n != len(p) || err != nil {
+		t.Fatal(n, err)
+	}
+	r.writeLine([]byte("after"))
+	r.Close()
+	b, err := io.ReadAll(r)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if s := string(b); !strings.HasSuffix(s, "x\n[WARN] 5 lines of output left out: they came faster than the log takes them\nafter\n") {
+		t.Errorf("read ...%q", s[max(0, len(s)-120):])
+	}
+}
+
+func TestLastWins(t *testing.T) {
+	got := lastWins([]string{"A=1", "B=2", "A=3", "C="})
+	if diff := cmp.Diff([]string{"B=2", "A=3", "C="}, got); diff != "" {
+		t.Error(diff)
+	}
+}
