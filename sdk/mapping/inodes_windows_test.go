@@ -1,0 +1,4 @@
+package mapping
+
+// inodes says that the platform's files have inode numbers.
+const inodes = false
