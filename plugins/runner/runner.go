@@ -413,6 +413,11 @@ func (p *Process) Stop() error {
 	if proc == nil {
 		return nil
 	}
+	select {
+	case <-p.done:
+		return nil // also where an earlier Stop has given up
+	default:
+	}
 	timer := time.NewTimer(p.cfg.ReapTimeout)
 	defer timer.Stop()
 	select {
