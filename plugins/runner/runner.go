@@ -3,7 +3,10 @@
 // stopped, stuck in a driver or whose pipes are held by a grandchild would block
 // the host for as long as it likes.
 //
-// What it promises on Linux: the process and its group die with the host, also
+// The process gets a lifeline (sdk.EnvLifeline): a pipe to which nothing is ever
+// written and which reads end of file when the host is gone.
+//
+// What the package promises on Linux: the process and its group die with the host, also
 // when the host is killed; Stop returns within a stated time whatever the
 // process does; the process can write to its standard outputs as much as it
 // likes without ever blocking on the host; and no descriptor, goroutine or file
@@ -30,6 +33,8 @@ import (
 
 	"github.com/hashicorp/go-hclog"
 	pluginrunner "github.com/hashicorp/go-plugin/runner"
+
+	"github.com/strata-engine/strata/sdk"
 )
 
 // ErrNotReaped means that a process was sent SIGKILL and has not ended in time:
@@ -37,11 +42,6 @@ import (
 // device stay occupied until the driver lets go, so nothing else may be started
 // on that device.
 var ErrNotReaped = errors.New("process does not end after SIGKILL")
-
-// LifelineVariable is the environment variable with the descriptor number of the
-// lifeline: a pipe that reads end of file when the host is gone. Nothing is ever
-// written to it.
-const LifelineVariable = "STRATA_FD_LIFELINE"
 
 // DefaultReapTimeout bounds the wait for a killed process to be gone.
 const DefaultReapTimeout = 5 * time.Second
@@ -83,7 +83,7 @@ type Config struct {
 // File is an open file that the process receives.
 type File struct {
 	// Variable is the name of the environment variable that tells the process
-	// the descriptor's number, e.g. "STRATA_FD_VITALS".
+	// the descriptor's number, e.g. sdk.EnvVitals.
 	Variable string
 	// File is what is passed.
 	File *os.File
@@ -130,15 +130,15 @@ func New(cfg Config) (*Process, error) {
 		cfg.ReapTimeout = DefaultReapTimeout
 	}
 	if len(cfg.Files) > 0 && !canPassFiles {
-		return nil, fmt.Errorf("start backend %s: %s cannot pass open files to a process", cfg.Path, runtime.GOOS)
+		return nil, fmt.Errorf("run %s: %s cannot pass open files to a process", cfg.Path, runtime.GOOS)
 	}
 	abs, err := filepath.Abs(cfg.Path)
 	if err != nil {
-		return nil, fmt.Errorf("start backend %s: %w", cfg.Path, err)
+		return nil, fmt.Errorf("run %s: %w", cfg.Path, err)
 	}
 	cfg.Path = abs
 	if err := checkProgram(cfg.Path, cfg.SHA256); err != nil {
-		return nil, fmt.Errorf("start backend %s: %w", cfg.Path, err)
+		return nil, fmt.Errorf("run %s: %w", cfg.Path, err)
 	}
 	p := &Process{
 		cfg:       cfg,
@@ -210,7 +210,7 @@ func (p *Process) Start(ctx context.Context) error {
 		p.mu.Lock()
 		p.stopped = true
 		p.mu.Unlock()
-		return fmt.Errorf("start backend %s: %w", p.cfg.Path, ctx.Err())
+		return fmt.Errorf("run %s: %w", p.cfg.Path, ctx.Err())
 	}
 }
 
@@ -255,7 +255,7 @@ func (p *Process) live(started chan<- error) {
 // of the pipes have ended.
 func (p *Process) start() (*os.Process, <-chan struct{}, error) {
 	fail := func(err error) (*os.Process, <-chan struct{}, error) {
-		return nil, nil, fmt.Errorf("start backend %s: %w", p.cfg.Path, err)
+		return nil, nil, fmt.Errorf("run %s: %w", p.cfg.Path, err)
 	}
 	p.mu.Lock()
 	stopped := p.stopped
@@ -305,9 +305,9 @@ func (p *Process) start() (*os.Process, <-chan struct{}, error) {
 		}
 		theirs = append(theirs, null)
 		files = []*os.File{null, outW, errW, lifeR}
-		env = append(env, LifelineVariable+"=3")
+		env = append(env, sdk.EnvLifeline+"=3")
 	} else {
-		env = append(env, LifelineVariable+"=0")
+		env = append(env, sdk.EnvLifeline+"=0")
 	}
 	for _, f := range p.cfg.Files {
 		env = append(env, f.Variable+"="+strconv.Itoa(len(files)))
@@ -428,7 +428,7 @@ func (p *Process) Stop() error {
 		p.abandonOnce.Do(func() { close(p.abandoned) })
 		p.closePipes()
 	}
-	return fmt.Errorf("stop backend %s (process %d): %w within %s", p.cfg.Path, proc.Pid, ErrNotReaped, p.cfg.ReapTimeout)
+	return fmt.Errorf("stop %s (process %d): %w within %s", p.cfg.Path, proc.Pid, ErrNotReaped, p.cfg.ReapTimeout)
 }
 
 // Done is closed when the process has been reaped and its last output read, and

@@ -25,6 +25,8 @@ import (
 	"go.uber.org/goleak"
 	"golang.org/x/sys/unix"
 	"google.golang.org/grpc"
+
+	"github.com/strata-engine/strata/sdk"
 )
 
 // roleVariable makes the test binary play a child process instead of running
@@ -107,7 +109,7 @@ func child(role string) {
 		fmt.Fprintf(os.Stderr, "secret %q choice %q\n", os.Getenv("STRATA_TEST_SECRET"), os.Getenv("CUDA_VISIBLE_DEVICES"))
 		os.Exit(7)
 	case "lifeline":
-		fd, err := strconv.Atoi(os.Getenv(LifelineVariable))
+		fd, err := strconv.Atoi(os.Getenv(sdk.EnvLifeline))
 		if err != nil {
 			panic(err)
 		}
