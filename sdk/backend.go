@@ -12,6 +12,7 @@ import (
 	"errors"
 
 	pb "github.com/strata-engine/strata/plugins/proto/strata/backend/v1alpha1"
+	"github.com/strata-engine/strata/sdk/wire"
 )
 
 // Sentinels that a Backend returns (wrapped) where the host acts on the
@@ -166,23 +167,11 @@ type CloseSequenceRequest struct{ Sequence uint64 }
 // CloseSequenceResponse is empty.
 type CloseSequenceResponse struct{}
 
-// Segment is a run of consecutive tokens of one sequence.
-type Segment struct {
-	// Sequence is the sequence's id.
-	Sequence uint64
-	// Pos is the position of the first token: the number of tokens executed so
-	// far.
-	Pos int
-	// Tokens are the ids.
-	Tokens []int32
-	// Logits are the indices into Tokens whose logits row is wanted, ascending.
-	Logits []int32
-	// Checkpoint asks to keep a snapshot after the last token.
-	Checkpoint bool
-}
+// Segment is a run of consecutive tokens of one sequence within a window.
+type Segment = wire.Segment
 
-// StepRequest is one window. Its slices alias the request slot and are valid
-// until Step returns.
+// StepRequest is one window. Its slices are valid until Step returns; Input
+// aliases the request slot.
 type StepRequest struct {
 	// Segments in row order. The SDK has checked that no sequence occurs twice,
 	// that no segment is empty, that token ids are within the vocabulary and the
@@ -193,7 +182,9 @@ type StepRequest struct {
 	Input []float32
 }
 
-// StepResponse is filled in place: the slices alias the result slot.
+// StepResponse is filled in place: the slices have their final lengths, and
+// Output and Logits alias the result slot. Rows is clear; the others hold
+// whatever was there, so every value is written.
 type StepResponse struct {
 	// Rows has one entry per row.
 	Rows []RowFlags
@@ -205,13 +196,7 @@ type StepResponse struct {
 }
 
 // RowFlags says where a row was not finite.
-type RowFlags struct {
-	// Residual, Logits, State: see core.RowFlags.
-	Residual, Logits, State bool
-	// Layer is the first layer where a flag was raised, -1 for the embedding, the
-	// number of layers for the final mixer, norm and head.
-	Layer int32
-}
+type RowFlags = wire.RowFlags
 
 // DraftRequest asks the MTP block for proposals.
 type DraftRequest struct {
@@ -233,7 +218,8 @@ type DraftResponse struct {
 // CheckpointRequest names a sequence.
 type CheckpointRequest struct{ Sequence uint64 }
 
-// CheckpointResponse is a canonical state.
+// CheckpointResponse is a canonical state. Its data must not change afterwards:
+// the SDK sends them while further steps run.
 type CheckpointResponse struct{ State State }
 
 // RestoreRequest opens a sequence with a state.

@@ -67,13 +67,16 @@ func ParseDraftRequest(payload []byte) (DraftRequest, error) {
 	}, nil
 }
 
+// DraftResultBytes is the length of the encoding of n proposals.
+func DraftResultBytes(n int) int { return draftResultHeaderBytes + 8*n }
+
 // Put encodes r at the start of slot and returns the number of bytes.
 func (r DraftResult) Put(slot []byte) (int, error) {
 	n := len(r.Tokens)
 	if n > MaxDrafts || len(r.LogProbs) != n {
 		return 0, fmt.Errorf("encode draft result: %d tokens and %d log-probabilities", n, len(r.LogProbs))
 	}
-	total := draftResultHeaderBytes + 8*n
+	total := DraftResultBytes(n)
 	if total > len(slot) {
 		return 0, fmt.Errorf("encode draft result: %w", ErrTooLarge)
 	}
