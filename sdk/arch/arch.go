@@ -101,6 +101,9 @@ type StageConfig struct {
 	Embed, Head, Draft bool
 	// MaxRows and MaxLogitRows bound one window.
 	MaxRows, MaxLogitRows int
+	// Report, where set, is called with a layer's index before its operations
+	// are enqueued.
+	Report func(ctx context.Context, layer int)
 }
 
 func (c *StageConfig) check(spec *pb.ModelSpec) error {

@@ -19,8 +19,9 @@ type builder struct {
 	load func(t *pb.Tensor, change func(ops.Tensor) ops.Tensor) (ops.Weight, error)
 	// progress is told after each weight.
 	progress func(bytes, total int64)
-	// bytes counts the tensors visited, total what bytes will be in the end.
-	bytes, total int64
+	// bytes counts the tensors visited, mapped those of them that are used as they
+	// lie in the file; total is what bytes will be in the end.
+	bytes, mapped, total int64
 	// made are the weights by name, so that a tensor used twice is made once.
 	made map[string]ops.Weight
 	// err is the first error of load.
@@ -79,6 +80,9 @@ func (b *builder) visit(t *pb.Tensor, change func(ops.Tensor) ops.Tensor) ops.We
 	if !b.visited[t.GetName()] {
 		b.visited[t.GetName()] = true
 		b.bytes += t.GetBytes()
+		if change == nil {
+			b.mapped += t.GetBytes()
+		}
 	}
 	if b.load == nil || b.err != nil {
 		return nil

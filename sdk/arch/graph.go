@@ -27,7 +27,9 @@ type Graph struct {
 	layout ops.StateLayout
 	// width is the residual's, vocab the logits'.
 	width, vocab int
-	weightBytes  int64
+	// weightBytes are the bytes of the stage's tensors, mappedBytes those of them
+	// that the device was given as they lie in the file.
+	weightBytes, mappedBytes int64
 	// uses counts per layer of the stage how often each expert was chosen.
 	uses [][]uint64
 
@@ -59,7 +61,7 @@ func newGraph(b *builder, a *architecture, cfg StageConfig) *Graph {
 		g.layout.ID += "/mtp"
 		g.layout.Layers = append(g.layout.Layers, g.draft.state()...)
 	}
-	g.weightBytes = b.bytes
+	g.weightBytes, g.mappedBytes = b.bytes, b.mapped
 	return g
 }
 
@@ -106,6 +108,10 @@ func (g *Graph) Vocab() int { return g.vocab }
 // WeightBytes is how many bytes of the files the stage uses.
 func (g *Graph) WeightBytes() int64 { return g.weightBytes }
 
+// MappedBytes is the part of WeightBytes that the device was given as it lies in
+// the files.
+func (g *Graph) MappedBytes() int64 { return g.mappedBytes }
+
 // ExpertUses returns, per layer of the stage, how often each expert was chosen.
 // It may be called at any time. The MTP block does not count.
 func (g *Graph) ExpertUses() [][]uint64 {
@@ -140,6 +146,9 @@ func (g *Graph) Run(ctx context.Context, w *ops.Window, input []float32, rows []
 		return fmt.Errorf("run window: %w", err)
 	}
 	for _, l := range g.layers {
+		if g.cfg.Report != nil {
+			g.cfg.Report(ctx, l.index)
+		}
 		g.enqueue(q, l, w, g.r)
 	}
 	draft := g.follow(q, w)

@@ -66,11 +66,6 @@ var qwen4exp = architecture{
 			b.ignore(block(i, "indexer.q_proj.weight"), block(i, "indexer.k_proj.weight"), block(i, "indexer.q_norm.weight"), block(i, "indexer.k_norm.weight"))
 		}
 		l.experts.moe = b.moe(i)
-		// Older files name the block's final mixer like the trunk's.
-		head := block(i, "nextn.hc_head_")
-		if !b.has(head+"norm.weight") && b.has(block(i, "output_hc_norm.weight")) {
-			head = block(i, "output_hc_")
-		}
 		return &draftBlock{
 			layer: l,
 			join: &ops.Draft{
@@ -83,7 +78,7 @@ var qwen4exp = architecture{
 			hidden: &ops.Hidden{Layer: i, Width: streams * width},
 			head: &ops.Head{
 				Layer: i, Width: width, Vocab: int(b.h.GetVocab()),
-				Mix:    b.hyperMix(i, head, false),
+				Mix:    b.hyperMix(i, block(i, "nextn.hc_head_"), false),
 				Output: b.output(),
 			},
 		}
