@@ -66,9 +66,9 @@ func (p *Plugin) GRPCClient(_ context.Context, _ *plugin.GRPCBroker, conn *grpc.
 	return pb.NewBackendClient(conn), nil
 }
 
-// newGRPCServer makes the gRPC server of a backend process. Windows with a
+// NewGRPCServer makes the gRPC server of a backend process. Windows with a
 // residual exceed the default limit of 4 MiB; their size is bounded by the
 // limits of the stage.
-func newGRPCServer(opts []grpc.ServerOption) *grpc.Server {
+func NewGRPCServer(opts []grpc.ServerOption) *grpc.Server {
 	return grpc.NewServer(append(opts, grpc.MaxRecvMsgSize(math.MaxInt32), grpc.MaxSendMsgSize(math.MaxInt32))...)
 }

@@ -68,7 +68,7 @@ func serve(factory Factory) error {
 	plugin.Serve(&plugin.ServeConfig{
 		HandshakeConfig:  Handshake,
 		VersionedPlugins: Plugins(server),
-		GRPCServer:       newGRPCServer,
+		GRPCServer:       NewGRPCServer,
 		Logger:           log,
 	})
 	return server.Close()
