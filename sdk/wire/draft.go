@@ -34,6 +34,7 @@ const (
 	draftRequestBytes = 16
 
 	draftResultCount       = 0
+	draftResultReserved    = 4
 	draftResultHeaderBytes = 8
 )
 
@@ -99,6 +100,9 @@ func ParseDraftResult(payload []byte, count int) (DraftResult, error) {
 	if n > MaxDrafts || int(n) > count || len(payload)-draftResultHeaderBytes != 8*int(n) {
 		return DraftResult{}, fmt.Errorf("decode draft result: %w",
 			malformed("%d bytes for %d proposals where %d were asked for", len(payload), n, count))
+	}
+	if err := reserved(payload[draftResultReserved:draftResultHeaderBytes]); err != nil {
+		return DraftResult{}, fmt.Errorf("decode draft result: %w", err)
 	}
 	r := DraftResult{Tokens: make([]int32, n), LogProbs: make([]float32, n)}
 	getInt32s(r.Tokens, payload[draftResultHeaderBytes:])

@@ -178,10 +178,5 @@ func checkEntry(e *shm.Entry) error {
 	if t := le.Uint64(e[entryTime:]); t > maxEntryTime {
 		return malformed("a time of %d ns", t)
 	}
-	for i := entryReserved; i < shm.EntryBytes; i += 8 {
-		if le.Uint64(e[i:]) != 0 {
-			return malformed("reserved bytes at %d are not zero", i)
-		}
-	}
-	return nil
+	return reserved(e[entryReserved:])
 }

@@ -55,6 +55,7 @@ const (
 	resultKind        = 4
 	resultMatrixRows  = 8
 	resultWidth       = 12
+	resultReserved    = 16
 	resultHeaderBytes = 32
 
 	rowFlagBits  = 0
@@ -150,6 +151,9 @@ func ParseResult(payload []byte, want ResultShape, rows []RowFlags) (Result, err
 		le.Uint32(payload[resultMatrixRows:]), le.Uint32(payload[resultWidth:])}
 	if got != [4]uint32{uint32(want.Rows), uint32(want.Kind), uint32(want.MatrixRows), uint32(want.Width)} {
 		return Result{}, fmt.Errorf("decode result: %w", malformed("shape %v is not what the window asked for", got))
+	}
+	if err := reserved(payload[resultReserved:resultHeaderBytes]); err != nil {
+		return Result{}, fmt.Errorf("decode result: %w", err)
 	}
 	r := Result{Rows: resize(rows, want.Rows)}
 	for i := range r.Rows {

@@ -53,6 +53,7 @@ const (
 	windowRows        = 4
 	windowLogitRows   = 8
 	windowWidth       = 12
+	windowReserved    = 16
 	windowHeaderBytes = 32
 
 	segmentSequence   = 0
@@ -169,6 +170,9 @@ func (d *WindowDecoder) Decode(payload []byte) (*Window, error) {
 	if err != nil || total != len(payload) {
 		return nil, fmt.Errorf("decode window: %w",
 			malformed("%d bytes for %d segments, %d rows, %d logits rows, width %d", len(payload), segments, rows, logitRows, width))
+	}
+	if err := reserved(payload[windowReserved:windowHeaderBytes]); err != nil {
+		return nil, fmt.Errorf("decode window: %w", err)
 	}
 	d.segments = resize(d.segments, int(segments))
 	d.ints = resize(d.ints, int(rows)+int(logitRows))

@@ -41,6 +41,16 @@ func align(n int) int { return (n + alignment - 1) &^ (alignment - 1) }
 // size fit 64 bits.
 const maxCount = 1 << 28
 
+// reserved checks bytes that a later version may give a meaning.
+func reserved(b []byte) error {
+	for _, x := range b {
+		if x != 0 {
+			return malformed("reserved bytes are not zero")
+		}
+	}
+	return nil
+}
+
 // matrixBytes is the size of rows x width float32 values, or an error where that
 // does not fit an int.
 func matrixBytes(rows, width int) (int, error) {
