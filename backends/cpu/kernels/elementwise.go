@@ -77,3 +77,11 @@ func Norm(dst, x, weight []float32, eps float32) {
 		dst[i] = float32(v*scale) * weight[i]
 	}
 }
+
+// AddScaled adds a·x to y, of the same length.
+func AddScaled(y []float32, a float32, x []float32) {
+	y = y[:len(x)]
+	for i, v := range x {
+		y[i] += float32(a * v)
+	}
+}
