@@ -80,6 +80,25 @@ func (o *output) line(line []byte) {
 	o.tail = append(o.tail, text)
 }
 
+// lineWriter cuts what is written into lines.
+type lineWriter struct {
+	output *output
+	rest   []byte
+}
+
+func (w *lineWriter) Write(p []byte) (int, error) {
+	n := len(p)
+	for {
+		line, more, found := bytes.Cut(p, []byte{'\n'})
+		w.rest = append(w.rest, line[:min(len(line), maxLine-len(w.rest))]...)
+		if !found {
+			return n, nil
+		}
+		w.output.line(w.rest)
+		w.rest, p = w.rest[:0], more
+	}
+}
+
 // lastWords returns what the process said last, or how it crashed, on one line.
 func (o *output) lastWords() string {
 	o.mu.Lock()

@@ -86,6 +86,25 @@ func TestRelay(t *testing.T) {
 	}
 }
 
+func TestLineWriter(t *testing.T) {
+	o := newOutput(newRelay(), newRelay())
+	w := &lineWriter{output: o}
+	long := strings.Repeat("y", 2*maxLine)
+	for _, text := range []string{"on", "e\ntwo\n\nth", "", "ree", "\n" + long, long + "\nend\nno end"} {
+		if n, err := io.WriteString(w, text); n != len(text) || err != nil {
+			t.Fatal(n, err)
+		}
+	}
+	o.stderr.Close()
+	b, err := io.ReadAll(o.stderr)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if diff := cmp.Diff("one\ntwo\n\nthree\n"+long[:maxLine]+"\nend\n", string(b)); diff != "" {
+		t.Error(diff)
+	}
+}
+
 func TestLastWins(t *testing.T) {
 	got := lastWins([]string{"A=1", "B=2", "A=3", "C="})
 	if diff := cmp.Diff([]string{"B=2", "A=3", "C="}, got); diff != "" {

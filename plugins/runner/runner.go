@@ -488,6 +488,11 @@ func (p *Process) Stdout() io.ReadCloser { return p.stdout }
 // line says how many, where the reader does not keep up.
 func (p *Process) Stderr() io.ReadCloser { return p.stderr }
 
+// Output returns a writer for what the process prints by another way than its
+// standard outputs; it is treated like standard error. A writer is used by one
+// goroutine at a time.
+func (p *Process) Output() io.Writer { return &lineWriter{output: p.output} }
+
 // Name is the program's path.
 func (p *Process) Name() string { return p.cfg.Path }
 
