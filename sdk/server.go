@@ -121,7 +121,8 @@ func (s *Server) close() error {
 		// The executor's goroutine has ended, so this one may take its place.
 		ctx, cancel := context.WithTimeout(context.Background(), closePatience)
 		defer cancel()
-		errs = append(errs, s.executor.unload(ctx))
+		s.vitals.SetPhase(shm.PhaseUnload)
+		errs = append(errs, s.executor.free(ctx))
 	}
 	if s.data != nil {
 		errs = append(errs, s.data.Close())
@@ -136,7 +137,10 @@ func (s *Server) close() error {
 // Info implements pb.BackendServer.
 func (s *Server) Info(context.Context, *pb.InfoRequest) (*pb.InfoResponse, error) {
 	calls := s.calls.Add(1)
-	info := s.backend.Info()
+	var info Info
+	if err := s.executor.guard("info", func() error { info = s.backend.Info(); return nil }); err != nil {
+		return nil, rpcError("info", err)
+	}
 	return &pb.InfoResponse{
 		Name:         info.Name,
 		Version:      info.Version,

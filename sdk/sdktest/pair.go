@@ -240,6 +240,7 @@ func (p *Pair) Step(ctx context.Context, w *wire.Window, b wire.Bounds) (wire.Re
 
 // StatusError is a refusal by the backend.
 type StatusError struct {
+	// Status is the reason's code, Text the backend's words.
 	Status wire.Status
 	Text   string
 }

@@ -48,8 +48,11 @@ type Ring struct {
 	entries                   []byte
 	capacity                  uint32
 	pushed, popped            uint32
-	spin                      time.Duration
 	interrupted               atomic.Bool
+	// spin is how long Pop polls before it sleeps, missed how many Pops in a row
+	// did so in vain.
+	spin   time.Duration
+	missed uint32
 }
 
 func newRing(d *Data, mem []byte, capacity int) *Ring {
@@ -73,6 +76,13 @@ func newRing(d *Data, mem []byte, capacity int) *Ring {
 // SetSpin changes how long Pop polls before it sleeps; 0 sleeps at once. It is
 // called before the first Pop.
 func (r *Ring) SetSpin(d time.Duration) { r.spin = d }
+
+// worthSpinning is false after a few Pops that polled in vain, but for every
+// sixteenth: what comes is then too far apart, or the peer needs this very
+// processor.
+func (r *Ring) worthSpinning() bool {
+	return r.spin > 0 && (r.missed < 4 || r.missed%16 == 0)
+}
 
 // Push appends an entry and wakes the consumer if it sleeps. It does not block:
 // ErrFull where there is no room.
@@ -112,11 +122,13 @@ func (r *Ring) Pop(ctx context.Context, e *Entry) error {
 	if ok, err := r.poll(ctx, e); ok || err != nil {
 		return err
 	}
-	if r.spin > 0 {
+	if r.worthSpinning() {
 		if ok, err := r.spinFor(ctx, e); ok || err != nil {
+			r.missed = 0
 			return err
 		}
 	}
+	r.missed++
 	for {
 		bell := r.bell.Load()
 		r.waiting.Store(1)
