@@ -79,8 +79,9 @@ cross: ## cross-build for linux/arm64, windows/amd64 and darwin/arm64
 
 # Models too large for the repository. Tests look for them where
 # STRATA_TEST_MODELS points, then beside the repository, and skip without them.
-REFERENCES := pebble-bf16.gguf pebble-q8_0.gguf pebble-q4.gguf tiny-qwen35moe-bf16.gguf \
-	tiny-qwen3next-bf16.gguf tiny-qwen3moe-bf16.gguf
+REFERENCES := pebble-bf16.gguf pebble-q8_0.gguf pebble-q4.gguf \
+	pebble-mtp-bf16.gguf pebble-mtp-q8_0.gguf \
+	tiny-qwen35moe-bf16.gguf tiny-qwen3next-bf16.gguf tiny-qwen3moe-bf16.gguf
 missing_references = absent=; for file in $(REFERENCES); do \
 	  [ -e "$(STRATA_TEST_MODELS)/$$file" ] || [ -e "../shared/models/$$file" ] || absent="$$absent $$file"; \
 	done; \

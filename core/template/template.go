@@ -52,6 +52,7 @@ type Message struct {
 
 // ToolCall is a call of a function.
 type ToolCall struct {
+	// ID tells the calls of a conversation apart; Name is the function's.
 	ID, Name string
 	// Arguments is a JSON object, as the model wrote it. Anything else reaches
 	// the template as a string.
@@ -60,6 +61,7 @@ type ToolCall struct {
 
 // Request is a conversation to render.
 type Request struct {
+	// Messages are the turns so far, the oldest first.
 	Messages []Message
 	// Tools are the JSON objects of the request's tools; the order of keys is
 	// kept.

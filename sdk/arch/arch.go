@@ -127,6 +127,8 @@ func (c *StageConfig) check(spec *pb.ModelSpec) error {
 
 // Source hands out tensors by name; mapping.Files is one.
 type Source interface {
+	// Tensor returns the tensor of that name, which stays valid as long as its
+	// source, or an error that names it.
 	Tensor(name string) (ops.Tensor, error)
 }
 

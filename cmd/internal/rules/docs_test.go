@@ -8,6 +8,7 @@ import (
 	"os"
 	"path"
 	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
 
@@ -16,12 +17,16 @@ import (
 	"github.com/strata-engine/strata/testdata"
 )
 
+// selfEvident are methods whose meaning the standard library fixes.
+var selfEvident = []string{"Error", "Unwrap", "String"}
+
 // undocumented returns the exported names of a file that have no comment:
 // types, functions, constants, variables, methods of exported types, and the
 // fields and methods that exported structs and interfaces declare. A constant
 // or variable may rely on its group's comment, fields or constants that stand
 // together without a blank line may share the comment above the first, and a
-// struct written on one line is described by the comment above it.
+// struct written on one line is described by the comment above it. The methods
+// of error and fmt.Stringer need none.
 func undocumented(fset *token.FileSet, file *ast.File) []string {
 	var found []string
 	report := func(name *ast.Ident, owner string) {
@@ -51,6 +56,8 @@ func undocumented(fset *token.FileSet, file *ast.File) []string {
 			}
 			if d.Recv == nil {
 				report(d.Name, "")
+			} else if slices.Contains(selfEvident, d.Name.Name) {
+				continue
 			} else if owner := receiver(d.Recv.List[0].Type); ast.IsExported(owner) {
 				report(d.Name, owner+".")
 			}
@@ -170,6 +177,10 @@ func (hidden) Method() {}
 
 func (*Good) Method() {}
 
+func (*Good) Error() string { return "" }
+
+func String() {}
+
 // Documented is a generic type.
 type Documented[T any] struct{}
 
@@ -202,7 +213,7 @@ var Seven, eight = 7, 8
 	if err != nil {
 		t.Fatal(err)
 	}
-	want := []string{"10: Good.C", "16: Bad", "20: Bad.N", "28: Terse", "28: Terse.X", "32: Good.Method", "37: Documented.Get", "39: F", "55: Five", "59: Seven"}
+	want := []string{"10: Good.C", "16: Bad", "20: Bad.N", "28: Terse", "28: Terse.X", "32: Good.Method", "36: String", "41: Documented.Get", "43: F", "59: Five", "63: Seven"}
 	if diff := cmp.Diff(want, undocumented(fset, file)); diff != "" {
 		t.Errorf("undocumented names (-want +got):\n%s", diff)
 	}
