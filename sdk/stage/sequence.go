@@ -8,7 +8,8 @@ import (
 	"github.com/strata-engine/strata/sdk/ops"
 )
 
-// sequence is one open sequence. Backend.mu protects its fields.
+// sequence is one open sequence. Who has marked it busy owns state and executed;
+// Backend.mu protects the rest.
 type sequence struct {
 	state ops.State
 	// executed is the number of executed tokens.

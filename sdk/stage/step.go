@@ -44,7 +44,7 @@ func (b *Backend) Step(ctx context.Context, req *sdk.StepRequest, resp *sdk.Step
 	}
 	b.setBroken(used, "")
 	for i, s := range used {
-		seg := &w.Segments[i]
+		seg, good := &w.Segments[i], true
 		s.executed += len(seg.Tokens)
 		for row := seg.Row; row < seg.Row+len(seg.Tokens); row++ {
 			r := &resp.Rows[row]
@@ -53,7 +53,8 @@ func (b *Backend) Step(ctx context.Context, req *sdk.StepRequest, resp *sdk.Step
 			if r.Residual || r.Logits || r.State {
 				r.Layer = int32(layer)
 			}
-			if r.Residual || r.State {
+			if good && (r.Residual || r.State) {
+				good = false
 				b.setBroken(used[i:i+1], fmt.Sprintf("the state was not finite at position %d", seg.Pos+row-seg.Row))
 			}
 		}
