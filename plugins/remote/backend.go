@@ -65,8 +65,15 @@ var _ core.Backend = (*Backend)(nil)
 // Transport returns how steps travel: TransportShm or TransportGRPC.
 func (b *Backend) Transport() Transport { return b.transport }
 
-// Done is closed when the process has been reaped and its last output read.
-func (b *Backend) Done() <-chan struct{} { return b.process.Done() }
+// PID is the id of the process.
+func (b *Backend) PID() int { return b.process.PID() }
+
+// Gone is closed when the process has ended or is being killed: from then on
+// every call fails with ErrBackendGone.
+func (b *Backend) Gone() <-chan struct{} { return b.life.Done() }
+
+// Reaped is closed when the process has really ended.
+func (b *Backend) Reaped() <-chan struct{} { return b.process.Done() }
 
 // Err says why the backend is gone, as an ErrBackendGone; nil while it lives.
 func (b *Backend) Err() error {
@@ -280,11 +287,13 @@ func (b *Backend) Events(ctx context.Context) (<-chan core.Event, error) {
 func (b *Backend) Close() error {
 	b.closeOnce.Do(func() {
 		b.note("it was closed")
-		b.background.Go(b.client.Kill) // asks over gRPC, without a bound of its own
-		select {
-		case <-b.process.Done():
-		case <-time.After(gracePeriod):
-			b.log.Warn("backend does not end when asked to, killing it", "pid", b.process.PID())
+		if b.life.Err() == nil {
+			b.background.Go(b.client.Kill) // asks over gRPC, without a bound of its own
+			select {
+			case <-b.process.Done():
+			case <-time.After(gracePeriod):
+				b.log.Warn("backend does not end when asked to, killing it", "pid", b.process.PID())
+			}
 		}
 		b.closeErr = b.process.Stop()
 		b.cleanUp()

@@ -328,7 +328,7 @@ func TestLifeCycle(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		want := core.Info{Name: "test", Version: "1.2.3", Protocol: "v1alpha1", PID: b.process.PID(),
+		want := core.Info{Name: "test", Version: "1.2.3", Protocol: "v1alpha1", PID: b.PID(),
 			Capabilities: []string{"draft", "experts", "invariant", "state"}}
 		if cfg.Transport == TransportShm {
 			want.Capabilities = append(want.Capabilities, core.CapSharedMemory)
@@ -388,7 +388,7 @@ func TestLifeCycle(t *testing.T) {
 				t.Error(err)
 			}
 		}
-		if v, err := b.Vitals(); err != nil || v.PID != b.process.PID() || v.State != shm.StateReady || v.LoadBytes != 3<<20 {
+		if v, err := b.Vitals(); err != nil || v.PID != b.PID() || v.State != shm.StateReady || v.LoadBytes != 3<<20 {
 			t.Errorf("vitals %+v, %v", v, err)
 		}
 		if err := b.Drain(ctx); err != nil {
@@ -788,9 +788,9 @@ func TestConcurrentSteps(t *testing.T) {
 	})
 }
 
-// inFlight posts a step that does not end and returns its error and how long
-// after the cause it came.
-func inFlight(t *testing.T, b *Backend, token int32, cause func()) (error, time.Duration) {
+// inFlight posts a step that does not end and returns how long after the cause it
+// did, and its error.
+func inFlight(t *testing.T, b *Backend, token int32, cause func()) (time.Duration, error) {
 	t.Helper()
 	result := make(chan error, 1)
 	go func() {
@@ -802,10 +802,10 @@ func inFlight(t *testing.T, b *Backend, token int32, cause func()) (error, time.
 	cause()
 	select {
 	case err := <-result:
-		return err, time.Since(begin)
+		return time.Since(begin), err
 	case <-time.After(20 * time.Second):
 		t.Fatal("the step did not return")
-		return nil, 0
+		return 0, nil
 	}
 }
 
@@ -823,9 +823,9 @@ func TestProcessEnds(t *testing.T) {
 		} {
 			t.Run(c.name, func(t *testing.T) {
 				b, able := load(t, cfg)
-				err, took := inFlight(t, b, c.token, func() {
+				took, err := inFlight(t, b, c.token, func() {
 					if c.kill {
-						if err := unix.Kill(b.process.PID(), unix.SIGKILL); err != nil {
+						if err := unix.Kill(b.PID(), unix.SIGKILL); err != nil {
 							t.Error(err)
 						}
 					}
@@ -836,7 +836,7 @@ func TestProcessEnds(t *testing.T) {
 				if took > 250*time.Millisecond {
 					t.Errorf("the step failed after %s", took)
 				}
-				<-b.Done()
+				<-b.Reaped()
 				if err := b.Err(); !errors.Is(err, core.ErrBackendGone) || !strings.Contains(err.Error(), c.want) {
 					t.Errorf("err: %v", err)
 				}
@@ -877,7 +877,7 @@ func TestProcessEnds(t *testing.T) {
 // freeze stops every thread of the backend's process.
 func freeze(t *testing.T, b *Backend) {
 	t.Helper()
-	pid := b.process.PID()
+	pid := b.PID()
 	if err := unix.Kill(pid, unix.SIGSTOP); err != nil {
 		t.Fatal(err)
 	}
@@ -933,7 +933,7 @@ func TestFrozenProcess(t *testing.T) {
 func TestKill(t *testing.T) {
 	eachTransport(t, func(t *testing.T, cfg Config) {
 		b, _ := load(t, cfg)
-		err, took := inFlight(t, b, tokenSleep, func() {
+		took, err := inFlight(t, b, tokenSleep, func() {
 			if err := b.Kill("no progress for 3 s in decode"); err != nil {
 				t.Error(err)
 			}
@@ -1014,10 +1014,10 @@ func TestTwoBackends(t *testing.T) {
 	eachTransport(t, func(t *testing.T, cfg Config) {
 		a, _ := load(t, cfg)
 		b, _ := load(t, cfg)
-		if a.process.PID() == b.process.PID() || a.generation == b.generation {
+		if a.process.PID() == b.PID() || a.generation == b.generation {
 			t.Error("the two are one")
 		}
-		err, _ := inFlight(t, a, tokenSleep, func() { unix.Kill(a.process.PID(), unix.SIGKILL) })
+		_, err := inFlight(t, a, tokenSleep, func() { unix.Kill(a.process.PID(), unix.SIGKILL) })
 		if !errors.Is(err, core.ErrBackendGone) {
 			t.Errorf("step on the killed one: %v", err)
 		}

@@ -97,9 +97,10 @@ func BoundsOf(req *core.LoadRequest) wire.Bounds {
 // generations numbers the incarnations of backends of this host process.
 var generations atomic.Uint64
 
-// Start starts a backend's process and connects to it. On error nothing of it is
-// left. Close ends it; the caller does that in every case, also when the process
-// is gone.
+// Start starts a backend's process and connects to it. Close ends it; the caller
+// does that in every case, also when the process is gone. On error nothing of it
+// is left and the Backend is nil, with one exception: where the error is
+// runner.ErrNotReaped, the Backend is there for its Reaped channel.
 func Start(ctx context.Context, cfg Config) (*Backend, error) {
 	if cfg.Name == "" {
 		cfg.Name = strings.TrimSuffix(filepath.Base(cfg.Path), ".exe")
@@ -110,9 +111,10 @@ func Start(ctx context.Context, cfg Config) (*Backend, error) {
 	}
 	if err := b.connect(ctx); err != nil {
 		if stopErr := b.discard(); stopErr != nil {
-			err = fmt.Errorf("%w; %w", err, stopErr)
+			b.closeOnce.Do(func() { b.closeErr = stopErr })
+			return b, fmt.Errorf("start backend %s: %w; %w", cfg.Name, err, stopErr)
 		}
-		return nil, fmt.Errorf("start backend %s: %w", b.cfg.Name, err)
+		return nil, fmt.Errorf("start backend %s: %w", cfg.Name, err)
 	}
 	b.log.Info("backend started", "pid", b.process.PID(), "version", b.info.Version, "transport", b.transport)
 	return b, nil
