@@ -335,8 +335,9 @@ func (t *attentionAttend) Do(chunk, worker int) {
 			}
 			at := row*t.Heads + firstHead + h
 			o, gate := t.out[at*t.ValueDim:][:t.ValueDim], t.queries[at*t.perHead+t.HeadDim:][:t.ValueDim]
+			kernels.Sigmoids(gate, gate)
 			for i, g := range gate {
-				o[i] *= kernels.Sigmoid(g)
+				o[i] *= g
 			}
 		}
 	}

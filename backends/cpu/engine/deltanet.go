@@ -153,9 +153,7 @@ func (t *deltaProject) Do(chunk, worker int) {
 		for j := range seg.Tokens {
 			out := t.mixed[(seg.Row+j)*t.channels:][first:last]
 			rows.Convolve(out, t.conv[first*t.Taps:last*t.Taps], j, 1, first)
-			for c, v := range out {
-				out[c] = kernels.SiLU(v)
-			}
+			kernels.SiLUs(out, out)
 		}
 		rows.Keep(first, last)
 	}
@@ -197,13 +195,12 @@ func (t *deltaHeads) Do(chunk, worker int) {
 		kernels.Norm(o, o, t.norm, t.Eps)
 		z := t.z[row*t.values+h*t.ValueDim:][:t.ValueDim]
 		if t.GateKind == ops.GateSiLU {
-			for j, g := range z {
-				o[j] *= kernels.SiLU(g)
-			}
+			kernels.SiLUs(z, z)
 		} else {
-			for j, g := range z {
-				o[j] *= kernels.Sigmoid(g)
-			}
+			kernels.Sigmoids(z, z)
+		}
+		for j, g := range z {
+			o[j] *= g
 		}
 	}
 }

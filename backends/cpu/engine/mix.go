@@ -115,14 +115,19 @@ func (t *mixLow) Do(chunk, _ int) {
 	streams := float32(t.Streams)
 	from, to := chunk*rowsPerChunk, min((chunk+1)*rowsPerChunk, t.n)
 	lo := t.lo.Floats[from*t.Rank : to*t.Rank]
-	for i, v := range lo {
-		lo[i] = kernels.SiLU(v / streams)
+	for i := range lo {
+		lo[i] /= streams
 	}
+	kernels.SiLUs(lo, lo)
 	quantizeChunk(&t.lo, chunk, t.n)
 	if t.inject != nil {
 		gate := t.gate[from*t.Streams : to*t.Streams]
-		for i, v := range gate {
-			gate[i] = 2 * kernels.Sigmoid(v/streams)
+		for i := range gate {
+			gate[i] /= streams
+		}
+		kernels.Sigmoids(gate, gate)
+		for i := range gate {
+			gate[i] *= 2
 		}
 	}
 }
@@ -144,8 +149,9 @@ func (t *mixUp) Do(chunk, worker int) {
 			if s == 0 {
 				clear(x)
 			}
+			kernels.Sigmoids(g, g)
 			for i := range x {
-				x[i] += float32(kernels.Sigmoid(g[i]) * v[i])
+				x[i] += float32(g[i] * v[i])
 			}
 		}
 	}

@@ -286,8 +286,15 @@ func (t *moeUp) Do(chunk, worker int) {
 	x.gate.Mul(gate, n, x.gateRow(e)+f, x.gateRow(e)+f+n, &t.in, index, &w.mul)
 	x.up.Mul(up, n, x.upRow(e)+f, x.upRow(e)+f+n, &t.in, index, &w.mul)
 	gateScale, upScale := scaleOf(x.gateScale, e), scaleOf(x.upScale, e)
+	if gateScale != 1 || upScale != 1 {
+		for i := range gate {
+			gate[i] *= gateScale
+			up[i] *= upScale
+		}
+	}
+	kernels.SiLUs(gate, gate)
 	for i, g := range gate {
-		up[i] = kernels.SiLU(g*gateScale) * (up[i] * upScale)
+		up[i] *= g
 	}
 	for i := range index {
 		h := up[i*n:][:n]

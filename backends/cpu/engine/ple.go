@@ -201,8 +201,9 @@ func (t *pleConvolve) Do(chunk, worker int) {
 			rows.Convolve(sum, t.kernel[first*t.taps:last*t.taps], j, t.NGram, first)
 			at := (seg.Row+j)*wide + first
 			r, u := t.r[at:][:len(sum)], t.u[at:][:len(sum)]
+			kernels.SiLUs(sum, sum)
 			for c, v := range sum {
-				r[c] += u[c] + kernels.SiLU(v)
+				r[c] += u[c] + v
 			}
 		}
 		rows.Keep(first, last)

@@ -38,9 +38,9 @@ func (s *Softmax) Add(scores []float32, values []float32, at []int32) {
 		}
 		s.top = top
 	}
-	for i, v := range scores {
-		scores[i] = Exp(v - top)
-		s.sum += scores[i]
+	exps(scores, top)
+	for _, p := range scores {
+		s.sum += p
 	}
 	n := len(s.out)
 	row := func(i int) []float32 { return values[int(at[i])*n:][:n] }

@@ -26,11 +26,17 @@
 //
 // # Why 16 bits
 //
-// Eight bits for each 32 values, the usual choice, move a router's scores by about
-// 1e-2 of their spread: too much where two experts are that close, because
-// another expert is another function. Sixteen bits move them by 1e-5 or so, and
-// cost a portable implementation nothing. See the parity tests for the measured
-// effect of both.
+// Rounding moves the router's scores, and where two experts are close, another
+// one is chosen: another function, not a nearby value. Against the float64
+// device on the same file (pebble-q4-mtp, 5919 teacher-forced positions of the
+// recorded prompts) the likeliest token differs where its margin is at least 0.1
+//
+//	bits of an activation   positions   mean KL divergence
+//	 8                      20          1.8e-3
+//	11                      2           3.6e-4
+//	16                      0           1.5e-6
+//
+// and 16 bits cost a portable implementation no more than 8.
 package kernels
 
 import "math"

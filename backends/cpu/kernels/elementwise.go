@@ -2,28 +2,28 @@ package kernels
 
 import "math"
 
-// Exp is e^x with a relative error below 2e-7. Results below the smallest normal
-// float32 are 0, those above the largest +Inf; Exp(NaN) is NaN.
-func Exp(x float32) float32 {
+// Bounds within which reduce finds a normal number's exponent.
+const (
+	expLow  = -87.33654
+	expHigh = 88
+)
+
+// reduce writes x within the bounds as n·ln 2 + r with |r| <= ln(2)/2 and returns
+// r and 2^n.
+func reduce(x float32) (r, power float32) {
 	const (
-		ln2High = 0x1.62e4p-1 // the first 15 bits of ln 2, so that n·ln2High is exact
-		ln2Low  = math.Ln2 - ln2High
+		high = 0x1.62e4p-1 // the first 15 bits of ln 2, so that n·high is exact
+		low  = math.Ln2 - high
 	)
-	switch {
-	case x != x:
-		return x
-	case x > 88.72283:
-		return float32(math.Inf(1))
-	case x < -87.33654:
-		return 0
-	}
-	// x = n·ln 2 + r with |r| <= ln(2)/2; the Taylor series of e^r to r^7 leaves
-	// 6e-9.
 	f := float32(x*math.Log2E) + roundMagic
-	n := int32(math.Float32bits(f)) - int32(math.Float32bits(roundMagic))
+	power = math.Float32frombits((math.Float32bits(f) - math.Float32bits(roundMagic) + 127) << 23)
 	f -= roundMagic
-	r := x - float32(f*ln2High)
-	r -= float32(f * ln2Low)
+	r = x - float32(f*high)
+	return r - float32(f*low), power
+}
+
+// taylor is e^r to r^7, which leaves 6e-9 of what reduce returns.
+func taylor(r float32) float32 {
 	y := float32(1.0 / 5040)
 	y = float32(y*r) + 1.0/720
 	y = float32(y*r) + 1.0/120
@@ -31,17 +31,70 @@ func Exp(x float32) float32 {
 	y = float32(y*r) + 1.0/6
 	y = float32(y*r) + 0.5
 	y = float32(y*r) + 1
-	y = float32(y*r) + 1
-	// 2^n in two steps, because 2^128 is no float32.
-	m := n >> 1
-	return y * math.Float32frombits(uint32(m+127)<<23) * math.Float32frombits(uint32(n-m+127)<<23)
+	return float32(y*r) + 1
 }
 
-// Sigmoid is 1/(1+e^-x).
+// Exp is e^x with a relative error below 2e-7. Results below the smallest normal
+// float32 are 0, those above e^88 +Inf; Exp(NaN) is NaN.
+func Exp(x float32) float32 {
+	if x < expLow {
+		return 0
+	}
+	if x > expHigh {
+		return float32(math.Inf(1))
+	}
+	r, power := reduce(x)
+	return taylor(r) * power
+}
+
+// Sigmoid is 1/(1+e^-x), and 0 below e^-87.
 func Sigmoid(x float32) float32 { return 1 / (1 + Exp(-x)) }
 
-// SiLU is x·Sigmoid(x).
-func SiLU(x float32) float32 { return x / (1 + Exp(-x)) }
+// Sigmoids writes Sigmoid(x[i]) to dst[i]; dst may be x. The loop repeats what Exp
+// does, because a call would cost as much as the work.
+func Sigmoids(dst, x []float32) {
+	dst = dst[:len(x)]
+	for i, v := range x {
+		switch {
+		case v > -expLow:
+			dst[i] = 1
+		case v < -expHigh:
+			dst[i] = 0
+		default:
+			r, power := reduce(-v)
+			dst[i] = 1 / (1 + float32(taylor(r)*power))
+		}
+	}
+}
+
+// SiLUs writes x[i]·Sigmoid(x[i]) to dst[i]; dst may be x.
+func SiLUs(dst, x []float32) {
+	dst = dst[:len(x)]
+	for i, v := range x {
+		switch {
+		case v > -expLow:
+			dst[i] = v
+		case v < -expHigh:
+			dst[i] = v * 0
+		default:
+			r, power := reduce(-v)
+			dst[i] = v / (1 + float32(taylor(r)*power))
+		}
+	}
+}
+
+// exps writes e^(x[i]-top) to x[i]; no x is above top.
+func exps(x []float32, top float32) {
+	for i, v := range x {
+		v -= top
+		if v < expLow {
+			x[i] = 0
+			continue
+		}
+		r, power := reduce(v)
+		x[i] = taylor(r) * power
+	}
+}
 
 // Softplus is ln(1+e^x).
 func Softplus(x float32) float32 {

@@ -7,23 +7,32 @@ const lanes = 16
 // Dot is the product of two rows of equal length in the order that the package
 // documentation states.
 func Dot(w, x []float32) float32 {
-	var s [lanes]float32
 	n := len(w) / lanes * lanes
 	x = x[:len(w)]
-	if n > 0 {
-		// Two passes of eight lanes: that many sums fit the registers.
-		lower(&s, w[:n], x[:n])
-		upper(&s, w[:n], x[:n])
+	// Two passes of eight lanes: that many sums fit the registers.
+	s0, s1, s2, s3, s4, s5, s6, s7 := lower(w[:n], x[:n])
+	s8, s9, s10, s11, s12, s13, s14, s15 := upper(w[:n], x[:n])
+	if n < len(w) {
+		s := [lanes]float32{s0, s1, s2, s3, s4, s5, s6, s7, s8, s9, s10, s11, s12, s13, s14, s15}
+		for i := n; i < len(w); i++ {
+			s[i-n] += float32(w[i] * x[i])
+		}
+		s0, s1, s2, s3, s4, s5, s6, s7 = s[0], s[1], s[2], s[3], s[4], s[5], s[6], s[7]
+		s8, s9, s10, s11, s12, s13, s14, s15 = s[8], s[9], s[10], s[11], s[12], s[13], s[14], s[15]
 	}
-	for i := n; i < len(w); i++ {
-		s[i-n] += float32(w[i] * x[i])
-	}
-	return tree(&s)
+	s0 += s8
+	s1 += s9
+	s2 += s10
+	s3 += s11
+	s4 += s12
+	s5 += s13
+	s6 += s14
+	s7 += s15
+	return ((s0 + s4) + (s2 + s6)) + ((s1 + s5) + (s3 + s7))
 }
 
-// lower adds the products of lanes 0 to 7.
-func lower(s *[lanes]float32, w, x []float32) {
-	var s0, s1, s2, s3, s4, s5, s6, s7 float32
+// lower adds the products of lanes 0 to 7; the rows are whole steps of 16.
+func lower(w, x []float32) (s0, s1, s2, s3, s4, s5, s6, s7 float32) {
 	for len(w) >= lanes && len(x) >= lanes {
 		a, b := (*[lanes]float32)(w), (*[lanes]float32)(x)
 		s0 += float32(a[0] * b[0])
@@ -36,12 +45,11 @@ func lower(s *[lanes]float32, w, x []float32) {
 		s7 += float32(a[7] * b[7])
 		w, x = w[lanes:], x[lanes:]
 	}
-	s[0], s[1], s[2], s[3], s[4], s[5], s[6], s[7] = s0, s1, s2, s3, s4, s5, s6, s7
+	return
 }
 
 // upper adds the products of lanes 8 to 15.
-func upper(s *[lanes]float32, w, x []float32) {
-	var s0, s1, s2, s3, s4, s5, s6, s7 float32
+func upper(w, x []float32) (s0, s1, s2, s3, s4, s5, s6, s7 float32) {
 	for len(w) >= lanes && len(x) >= lanes {
 		a, b := (*[lanes]float32)(w), (*[lanes]float32)(x)
 		s0 += float32(a[8] * b[8])
@@ -54,15 +62,5 @@ func upper(s *[lanes]float32, w, x []float32) {
 		s7 += float32(a[15] * b[15])
 		w, x = w[lanes:], x[lanes:]
 	}
-	s[8], s[9], s[10], s[11], s[12], s[13], s[14], s[15] = s0, s1, s2, s3, s4, s5, s6, s7
-}
-
-// tree adds the lanes.
-func tree(s *[lanes]float32) float32 {
-	for half := lanes / 2; half > 0; half /= 2 {
-		for l := range half {
-			s[l] += s[l+half]
-		}
-	}
-	return s[0]
+	return
 }
