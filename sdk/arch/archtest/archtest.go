@@ -23,6 +23,7 @@ const Vocab = 40
 
 // Model is a tiny model that a test may change before it writes it.
 type Model struct {
+	// Architecture and Hyper are what the file's metadata says.
 	Architecture string
 	Hyper        *pb.Hyper
 	// Tensors by name.
@@ -31,6 +32,7 @@ type Model struct {
 
 // Tensor is a tensor of float32 values.
 type Tensor struct {
+	// Dims has the contiguous dimension first; Values are in that order.
 	Dims   []int64
 	Values []float32
 }
