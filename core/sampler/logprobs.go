@@ -12,26 +12,18 @@ type LogProb struct {
 
 // LogProbs returns the log-probability of a token under the model's own
 // distribution (no temperature, penalties, bias or filters), and the n most
-// likely tokens.
+// likely tokens. The row must be one that Sample accepts: all are NaN otherwise.
 func LogProbs(logits []float32, id int32, n int) (float32, []LogProb) {
-	top := math.Inf(-1)
-	for _, x := range logits {
-		top = max(top, float64(x))
+	best, err := largest(nil, logits, min(max(n, 1), len(logits)))
+	if err != nil {
+		return float32(math.NaN()), nil
 	}
-	sum := 0.0
-	for _, x := range logits {
-		sum += math.Exp(float64(x) - top)
-	}
-	norm := top + math.Log(sum)
-	of := func(x float32) float32 { return float32(float64(x) - norm) }
+	top := best[0].logit
+	log := math.Log(mass(logits, top, 1))
+	of := func(x float32) float32 { return float32(float64(x) - float64(top) - log) }
 	var list []LogProb
-	if n > 0 {
-		best, err := largest(nil, logits, min(n, len(logits)-1))
-		if err == nil {
-			for _, c := range best {
-				list = append(list, LogProb{ID: c.id, LogProb: of(c.logit)})
-			}
-		}
+	for _, c := range best[:min(max(n, 0), len(best))] {
+		list = append(list, LogProb{ID: c.id, LogProb: of(c.logit)})
 	}
 	return of(logits[id]), list
 }

@@ -4,7 +4,6 @@
 package sampler
 
 import (
-	"errors"
 	"fmt"
 	"math"
 	"slices"
@@ -53,9 +52,6 @@ const DefaultPenaltyWindow = 64
 // documents -100.
 const biasBan = -100
 
-// ErrNotANumber: a logit was NaN. Nothing was chosen.
-var ErrNotANumber = errors.New("a logit is not a number")
-
 // Validate reports the first setting that is out of range, by its name in
 // requests.
 func (c *Config) Validate() error {
@@ -98,7 +94,6 @@ type Sampler struct {
 	candidates []candidate
 	touched    []touched
 	counts     map[int32]int
-	buckets    []float64
 }
 
 type candidate struct {
@@ -123,8 +118,8 @@ func New(cfg Config, choice int) (*Sampler, error) {
 
 // Sample chooses the token at a position. history are the tokens before it. The
 // logits are changed while Sample runs and are as before when it returns. Equal
-// logits favour the lower id. ErrNotANumber where a logit is NaN, another error
-// where no token can be chosen.
+// logits favour the lower id. ErrNotANumber where a logit is NaN or plus infinity,
+// another error where no token can be chosen.
 func (s *Sampler) Sample(logits []float32, position int, history []int32) (int32, error) {
 	s.adjust(logits, history)
 	id, err := s.choose(logits, position)
@@ -137,27 +132,49 @@ func (s *Sampler) Sample(logits []float32, position int, history []int32) (int32
 func (s *Sampler) choose(logits []float32, position int) (int32, error) {
 	c := &s.cfg
 	if c.Temperature == 0 {
-		return argmax(logits)
+		var err error
+		if s.candidates, err = largest(s.candidates, logits, 1); err != nil {
+			return 0, err
+		}
+		return s.candidates[0].id, nil
 	}
-	k := c.TopK
-	if k == 0 || k > len(logits) {
-		k = len(logits)
-	}
-	var err error
-	if s.candidates, err = largest(s.candidates[:0], logits, k); err != nil {
+	if err := s.keep(logits); err != nil {
 		return 0, err
-	}
-	s.weigh()
-	if c.TypicalP > 0 && c.TypicalP < 1 {
-		s.typical()
-	}
-	if c.TopP > 0 && c.TopP < 1 {
-		s.nucleus()
 	}
 	if c.MinP > 0 {
 		s.likely()
 	}
 	return s.draw(uniform(c.Seed, s.choice, uint64(position))), nil
+}
+
+// keep makes the tokens that top-k, typical-p and top-p leave the candidates.
+func (s *Sampler) keep(logits []float32) error {
+	c := &s.cfg
+	typical, nucleus := c.TypicalP > 0 && c.TypicalP < 1, c.TopP > 0 && c.TopP < 1
+	few := c.TopK > 0 && c.TopK < len(logits)
+	var err error
+	switch {
+	case few || typical:
+		k := len(logits)
+		if few {
+			k = c.TopK
+		}
+		if s.candidates, err = largest(s.candidates, logits, k); err != nil {
+			return err
+		}
+		s.weigh()
+		if typical {
+			s.typical()
+		}
+		if nucleus {
+			s.cut(c.TopP * s.total())
+		}
+	case nucleus:
+		return s.nucleus(logits)
+	default:
+		return s.everything(logits)
+	}
+	return nil
 }
 
 // adjust applies penalties and bias in place and remembers the former values.
@@ -208,16 +225,12 @@ func (s *Sampler) adjust(logits []float32, history []int32) {
 	}
 }
 
-// weigh sets the candidates' weights. The first holds the largest logit where
-// the candidates are sorted; all are looked at in any case.
+// weigh sets the candidates' weights; they are sorted.
 func (s *Sampler) weigh() {
-	top := s.candidates[0].logit
-	for _, c := range s.candidates {
-		top = max(top, c.logit)
-	}
+	top, scale := s.candidates[0].logit, 1/s.cfg.Temperature
 	for i := range s.candidates {
 		c := &s.candidates[i]
-		c.weight = math.Exp((float64(c.logit) - float64(top)) / s.cfg.Temperature)
+		c.weight = exp((float64(c.logit) - float64(top)) * scale)
 	}
 }
 
@@ -229,7 +242,7 @@ func (s *Sampler) total() float64 {
 	return sum
 }
 
-// typical keeps the candidates of typical surprise.
+// typical keeps the candidates of typical surprise, sorted by likelihood.
 func (s *Sampler) typical() {
 	total := s.total()
 	entropy := 0.0
@@ -248,55 +261,76 @@ func (s *Sampler) typical() {
 		}
 		return int(a.id - b.id)
 	})
-	s.candidates = s.candidates[:cut(s.candidates, s.cfg.TypicalP*total)]
+	s.cut(s.cfg.TypicalP * total)
+	slices.SortFunc(s.candidates, compare)
 }
 
-// nucleus keeps the most likely candidates that together hold TopP. To sort few
-// candidates of a large vocabulary, it first finds the weight below which none
-// is needed, from a histogram of the weights' logarithms.
-func (s *Sampler) nucleus() {
-	const buckets, scale = 1024, 32 // 32 buckets for a factor of e
-	if s.buckets == nil {
-		s.buckets = make([]float64, buckets)
+// nucleus keeps the most likely tokens of a row that together hold TopP. To sort
+// few of a large vocabulary it first finds the logit below which none is needed,
+// from a histogram of the weights' logarithms.
+func (s *Sampler) nucleus(logits []float32) error {
+	best, err := largest(s.candidates, logits, 1)
+	if err != nil {
+		return err
 	}
-	clear(s.buckets)
-	top := s.candidates[0].logit
-	for _, c := range s.candidates {
-		top = max(top, c.logit)
-	}
-	bucket := func(c candidate) int {
-		d := (float64(top) - float64(c.logit)) / s.cfg.Temperature * scale
-		if !(d < buckets-1) {
-			return buckets - 1
-		}
-		return int(d)
-	}
+	const buckets, perE = 1024, 32 // 32 buckets for a factor of e
+	top, scale := best[0].logit, 1/s.cfg.Temperature
+	var held [buckets]float64
 	total := 0.0
-	for _, c := range s.candidates {
-		s.buckets[bucket(c)] += c.weight
-		total += c.weight
+	for _, x := range logits {
+		d := (float64(top) - float64(x)) * scale
+		if w := exp(-d); w > 0 {
+			held[min(int(d*perE), buckets-1)] += w
+			total += w
+		}
 	}
 	want, sum, last := s.cfg.TopP*total, 0.0, buckets-1
-	for i, w := range s.buckets {
+	for i, w := range held {
 		if sum += w; sum >= want {
 			last = min(i+1, buckets-1) // one more: sums in another order may differ in the last bit
 			break
 		}
 	}
-	s.candidates = slices.DeleteFunc(s.candidates, func(c candidate) bool { return bucket(c) > last })
-	s.sort()
-	s.candidates = s.candidates[:cut(s.candidates, want)]
-}
-
-// cut returns how many leading candidates hold the wanted weight, at least one.
-func cut(candidates []candidate, want float64) int {
-	sum := 0.0
-	for i, c := range candidates {
-		if sum += c.weight; sum >= want {
-			return i + 1
+	s.candidates = best[:0]
+	for i, x := range logits {
+		d := (float64(top) - float64(x)) * scale
+		if d*perE >= float64(last+1) && last < buckets-1 {
+			continue
+		}
+		if w := exp(-d); w > 0 {
+			s.candidates = append(s.candidates, candidate{int32(i), x, w})
 		}
 	}
-	return len(candidates)
+	slices.SortFunc(s.candidates, compare)
+	s.cut(want)
+	return nil
+}
+
+// everything makes all tokens candidates, in order of id, that have any weight.
+func (s *Sampler) everything(logits []float32) error {
+	best, err := largest(s.candidates, logits, 1)
+	if err != nil {
+		return err
+	}
+	top, scale := best[0].logit, 1/s.cfg.Temperature
+	s.candidates = best[:0]
+	for i, x := range logits {
+		if w := exp((float64(x) - float64(top)) * scale); w > 0 {
+			s.candidates = append(s.candidates, candidate{int32(i), x, w})
+		}
+	}
+	return nil
+}
+
+// cut keeps the leading candidates that hold the wanted weight, at least one.
+func (s *Sampler) cut(want float64) {
+	sum := 0.0
+	for i := range s.candidates {
+		if sum += s.candidates[i].weight; sum >= want {
+			s.candidates = s.candidates[:i+1]
+			return
+		}
+	}
 }
 
 // likely drops candidates far less likely than the most likely one.
@@ -307,9 +341,6 @@ func (s *Sampler) likely() {
 	}
 	s.candidates = slices.DeleteFunc(s.candidates, func(c candidate) bool { return c.weight < s.cfg.MinP*top })
 }
-
-// sort orders candidates from likely to unlikely, equals by id.
-func (s *Sampler) sort() { slices.SortFunc(s.candidates, compare) }
 
 // draw chooses by a uniform number in [0,1).
 func (s *Sampler) draw(u float64) int32 {

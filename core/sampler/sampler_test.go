@@ -325,7 +325,7 @@ func TestCounterBased(t *testing.T) {
 	}
 	differ := 0
 	for p := range 50 {
-		if pick(1, 0, p) != pick(1, 0, p) {
+		if first, again := pick(1, 0, p), pick(1, 0, p); first != again {
 			t.Fatal("the same counter gave two tokens")
 		}
 		for _, other := range []int32{pick(2, 0, p), pick(1, 1, p), pick(1, 0, p+1), pick(1<<40, 0, p)} {
@@ -402,5 +402,106 @@ func BenchmarkSample(b *testing.B) {
 				i++
 			}
 		})
+	}
+}
+
+// skip must agree with a plain loop at every length and position, also where
+// groups end, and stop at NaN.
+func TestSkip(t *testing.T) {
+	nan := float32(math.NaN())
+	for n := range 70 {
+		for at := -1; at < n; at++ {
+			for _, x := range []float32{1.5, nan, float32(math.Inf(1))} {
+				logits := make([]float32, n+1)[1:]
+				for i := range logits {
+					logits[i] = []float32{1, -3, minusInf, 0.5}[i%4]
+				}
+				want := n / 16 * 16
+				if at >= 0 {
+					logits[at] = x
+					want = min(want, at/16*16)
+				}
+				if got := skip(logits, 1); got != want {
+					t.Fatalf("%d logits, %v at %d: %d, want %d", n, x, at, got, want)
+				}
+			}
+		}
+	}
+}
+
+func TestExp(t *testing.T) {
+	r := rand.New(rand.NewPCG(1, 2))
+	for range 200_000 {
+		x := -r.Float64() * 700
+		if i := r.IntN(3); i > 0 {
+			x /= float64(i * 1000)
+		}
+		if got, want := exp(x), math.Exp(x); math.Abs(got-want) > 1e-13*want {
+			t.Fatalf("exp(%v) = %v, want %v", x, got, want)
+		}
+	}
+	if exp(0) != 1 || exp(math.Inf(-1)) != 0 || exp(-1e9) != 0 || exp(math.NaN()) != 0 {
+		t.Errorf("exp(0) %v, exp(-Inf) %v, exp(-1e9) %v, exp(NaN) %v", exp(0), exp(math.Inf(-1)), exp(-1e9), exp(math.NaN()))
+	}
+}
+
+// TestLargeVocabulary compares the paths that a whole vocabulary takes with the
+// reference: logits with ties, bans and steep and flat temperatures.
+func TestLargeVocabulary(t *testing.T) {
+	r := rand.New(rand.NewPCG(3, 4))
+	logits := make([]float32, 5003)
+	for i := range logits {
+		logits[i] = float32(math.Round(r.NormFloat64()*300) / 100)
+		if r.IntN(10) == 0 {
+			logits[i] = minusInf
+		}
+	}
+	for _, cfg := range []Config{
+		{Temperature: 1}, {Temperature: 0.05, TopP: 0.9}, {Temperature: 1, TopP: 0.95}, {Temperature: 3, TopP: 0.99, MinP: 0.01},
+		{Temperature: 1, TopK: 40}, {Temperature: 1, TopK: 4000, TopP: 0.9}, {Temperature: 1, MinP: 0.2}, {Temperature: 0},
+	} {
+		want := reference(cfg, logits, nil)
+		s, err := New(cfg, 0)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if _, err := s.Sample(logits, 0, nil); err != nil {
+			t.Fatal(err)
+		}
+		if cfg.Temperature == 0 {
+			if want[s.candidates[0].id] == 0 {
+				t.Errorf("greedy chose %d", s.candidates[0].id)
+			}
+			continue
+		}
+		total, sum := s.total(), 0.0
+		for _, p := range want {
+			sum += p
+		}
+		kept := map[int32]bool{}
+		for _, c := range s.candidates {
+			kept[c.id] = true
+			if d := math.Abs(c.weight/total - want[c.id]/sum); d > 1e-9 {
+				t.Errorf("%+v, token %d: probability %v, want %v", cfg, c.id, c.weight/total, want[c.id]/sum)
+			}
+		}
+		for id, p := range want {
+			if (p > 0) != kept[int32(id)] {
+				t.Errorf("%+v, token %d: kept %v, probability %v", cfg, id, kept[int32(id)], p)
+			}
+		}
+	}
+}
+
+func TestInfinityIsRefused(t *testing.T) {
+	inf := float32(math.Inf(1))
+	for _, cfg := range []Config{{}, {Temperature: 1}, {Temperature: 1, TopK: 2}, {Temperature: 1, TopP: 0.5}, {Temperature: 1, TypicalP: 0.5}} {
+		s, err := New(cfg, 0)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if id, err := s.Sample([]float32{1, inf, 2}, 0, nil); !errors.Is(err, ErrNotANumber) {
+			t.Errorf("%+v: %d, %v", cfg, id, err)
+		}
 	}
 }

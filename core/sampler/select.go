@@ -2,28 +2,19 @@ package sampler
 
 import (
 	"errors"
+	"fmt"
 	"math"
 	"slices"
 )
 
-var errNothing = errors.New("every token is banned or has a logit of minus infinity")
+var (
+	// ErrNotANumber: a logit was NaN or plus infinity. Nothing was chosen.
+	ErrNotANumber = errors.New("a logit is not a number")
 
-// argmax returns the lowest id of the largest logit.
-func argmax(logits []float32) (int32, error) {
-	best, id := float32(math.Inf(-1)), int32(-1)
-	for i, x := range logits {
-		if !(x <= best) { // larger, or NaN
-			if x != x {
-				return 0, ErrNotANumber
-			}
-			best, id = x, int32(i)
-		}
-	}
-	if id < 0 {
-		return 0, errNothing
-	}
-	return id, nil
-}
+	errNothing = errors.New("every token is banned or has a logit of minus infinity")
+)
+
+var minusInf = float32(math.Inf(-1))
 
 // compare orders candidates from the largest logit down, equals by id.
 func compare(a, b candidate) int {
@@ -36,52 +27,46 @@ func compare(a, b candidate) int {
 	return int(a.id - b.id)
 }
 
-// largest appends the k largest logits above minus infinity to dst: sorted where
-// k is below the number of logits, in order of id otherwise.
+// largest puts the k largest logits above minus infinity, k at least 1, into dst,
+// in order. It reads the row once: dst is a heap with the weakest candidate at its
+// root, and once it is full almost every logit fails one comparison with that. A
+// later equal logit never displaces an earlier one.
 func largest(dst []candidate, logits []float32, k int) ([]candidate, error) {
-	floor := float32(math.Inf(-1))
-	if k >= len(logits) {
-		for i, x := range logits {
-			if !(x <= floor) {
+	dst = dst[:0]
+	floor := minusInf
+	for i := 0; i < len(logits); i++ {
+		if i += skip(logits[i:], floor); i == len(logits) {
+			break
+		}
+		for end := min(i+16, len(logits)); ; i++ {
+			if x := logits[i]; !(x <= floor) {
 				if x != x {
-					return nil, ErrNotANumber
+					return dst, fmt.Errorf("token %d: %w", i, ErrNotANumber)
 				}
-				dst = append(dst, candidate{id: int32(i), logit: x})
+				if len(dst) == k {
+					dst[0] = candidate{id: int32(i), logit: x}
+					sink(dst, 0)
+				} else if dst = append(dst, candidate{id: int32(i), logit: x}); len(dst) == k {
+					for j := k/2 - 1; j >= 0; j-- {
+						sink(dst, j)
+					}
+				}
+				if len(dst) == k {
+					floor = dst[0].logit
+				}
+			}
+			if i+1 == end {
+				break
 			}
 		}
-		if len(dst) == 0 {
-			return nil, errNothing
-		}
-		return dst, nil
-	}
-	// dst is a heap with the weakest candidate at its root, once it is full;
-	// then almost every logit fails one comparison. A later equal logit never
-	// displaces an earlier one.
-	for i, x := range logits {
-		if x <= floor {
-			continue
-		}
-		if x != x {
-			return nil, ErrNotANumber
-		}
-		if len(dst) < k {
-			dst = append(dst, candidate{id: int32(i), logit: x})
-			if len(dst) == k {
-				for j := k/2 - 1; j >= 0; j-- {
-					sink(dst, j)
-				}
-				floor = dst[0].logit
-			}
-			continue
-		}
-		dst[0] = candidate{id: int32(i), logit: x}
-		sink(dst, 0)
-		floor = dst[0].logit
 	}
 	if len(dst) == 0 {
-		return nil, errNothing
+		return dst, errNothing
 	}
 	slices.SortFunc(dst, compare)
+	if math.IsInf(float64(dst[0].logit), 1) {
+		return dst, fmt.Errorf("token %d: %w", dst[0].id, ErrNotANumber)
+	}
 	return dst, nil
 }
 
@@ -101,4 +86,13 @@ func sink(heap []candidate, j int) {
 		heap[j], heap[child] = heap[child], heap[j]
 		j = child
 	}
+}
+
+// mass is the sum of e^((x-top)*scale) over a row whose largest logit is top.
+func mass(logits []float32, top float32, scale float64) float64 {
+	sum := 0.0
+	for _, x := range logits {
+		sum += exp((float64(x) - float64(top)) * scale)
+	}
+	return sum
 }
