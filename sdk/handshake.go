@@ -29,7 +29,8 @@ var Handshake = plugin.HandshakeConfig{
 }
 
 // Names of the environment variables through which the host passes file
-// descriptors, as decimal numbers of 3 or more. Each may be absent.
+// descriptors, as decimal numbers of 3 or more, or 0 for standard input where a
+// system cannot pass others. Each may be absent.
 const (
 	// EnvLifeline: the read end of a pipe whose write end only the host holds. At
 	// its end of file the backend kills itself.

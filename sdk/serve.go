@@ -85,9 +85,12 @@ func inherited(name string) (*os.File, error) {
 	if err := os.Unsetenv(name); err != nil {
 		return nil, fmt.Errorf("unset %s: %w", name, err)
 	}
+	if value == "0" {
+		return os.Stdin, nil
+	}
 	fd, err := strconv.ParseUint(value, 10, 31)
 	if err != nil || fd < 3 {
-		return nil, fmt.Errorf("%s=%s: want the number of an inherited file descriptor, 3 or more", name, value)
+		return nil, fmt.Errorf("%s=%s: want the number of an inherited file descriptor, 3 or more or 0", name, value)
 	}
 	return os.NewFile(uintptr(fd), name), nil
 }
