@@ -40,8 +40,8 @@ type Backend struct {
 	health     grpc_health_v1.HealthClient
 	info       core.Info
 	transport  Transport
-	// vitals is nil where there is no shared memory, data also where steps do not
-	// use it.
+	// vitals is nil where there is no shared memory, data also where none was
+	// asked for.
 	vitals *shm.VitalsReader
 	data   *shm.Data
 	steps  *steps

@@ -97,11 +97,11 @@ func (b *Backend) fail(ctx context.Context, what string, err error) error {
 		case <-time.After(100 * time.Millisecond):
 		}
 	case codes.NotFound:
-		return fmt.Errorf("%w: %s", core.ErrUnknownSequence, s.Message())
+		return &reported{s.Message(), core.ErrUnknownSequence}
 	case codes.ResourceExhausted:
-		return fmt.Errorf("%w: %s", core.ErrOutOfState, s.Message())
+		return &reported{s.Message(), core.ErrOutOfState}
 	case codes.Unimplemented:
-		return fmt.Errorf("%s: %w", s.Message(), errors.ErrUnsupported)
+		return &reported{s.Message(), errors.ErrUnsupported}
 	}
 	if b.life.Err() != nil {
 		return b.gone(what)
@@ -112,3 +112,13 @@ func (b *Backend) fail(ctx context.Context, what string, err error) error {
 	// The backend's message begins with the operation.
 	return errors.New(s.Message())
 }
+
+// reported is an error in the backend's own words, which begin with the
+// operation, with the sentinel that stands for it on this side.
+type reported struct {
+	text     string
+	sentinel error
+}
+
+func (e *reported) Error() string { return e.text }
+func (e *reported) Unwrap() error { return e.sentinel }

@@ -255,15 +255,12 @@ func (b *Backend) connect(ctx context.Context) error {
 // chooseLane decides how steps travel, now that the backend has said what it
 // can.
 func (b *Backend) chooseLane() error {
-	if b.data != nil && !slices.Contains(b.info.Capabilities, core.CapSharedMemory) {
-		if b.cfg.Transport == TransportShm {
-			return errors.New("transport shm: the backend cannot use shared memory: set it to grpc or auto")
-		}
-		b.data.Close()
-		b.data = nil
+	useShm := b.data != nil && slices.Contains(b.info.Capabilities, core.CapSharedMemory)
+	if !useShm && b.cfg.Transport == TransportShm {
+		return errors.New("transport shm: the backend cannot use shared memory: set it to grpc or auto")
 	}
 	var l lane
-	if b.data != nil {
+	if useShm {
 		b.transport, l = TransportShm, &ringLane{data: b.data}
 	} else {
 		stream, err := newStreamLane(b.life, b.rpc, b.cfg.Slots)
@@ -325,7 +322,8 @@ func (b *Backend) cleanUp() {
 func (b *Backend) release() {
 	if b.steps != nil {
 		b.steps.close() // and with it the segment, once no result is in use
-	} else if b.data != nil {
+	}
+	if b.data != nil && b.transport != TransportShm {
 		b.data.Close()
 	}
 	if b.vitals != nil {

@@ -121,13 +121,13 @@ func (b *Backend) stepError(what string, err error) error {
 func statusError(status wire.Status, text string) error {
 	switch status {
 	case wire.StatusUnknownSequence:
-		return fmt.Errorf("%w: %s", core.ErrUnknownSequence, text)
+		return &reported{text, core.ErrUnknownSequence}
 	case wire.StatusOutOfState:
-		return fmt.Errorf("%w: %s", core.ErrOutOfState, text)
+		return &reported{text, core.ErrOutOfState}
 	case wire.StatusDeadline:
 		return fmt.Errorf("%w: %s", core.ErrStepDeadline, text)
 	case wire.StatusUnimplemented:
-		return fmt.Errorf("%w: %s", errors.ErrUnsupported, text)
+		return &reported{text, errors.ErrUnsupported}
 	}
 	return errors.New(text)
 }
