@@ -76,7 +76,7 @@ func addScaled4(y []float32, a0, a1, a2, a3 float32, x0, x1, x2, x3 []float32) {
 func FromHalf(dst []float32, src []uint16) {
 	src = src[:len(dst)]
 	for i, h := range src {
-		dst[i] = quant.F16ToF32(h)
+		dst[i] = fromHalf(h)
 	}
 }
 

@@ -418,3 +418,11 @@ func TestNormOfLargeValues(t *testing.T) {
 		t.Errorf("an infinite value became %g", x)
 	}
 }
+
+func TestEveryHalf(t *testing.T) {
+	for h := range 1 << 16 {
+		if got, want := math.Float32bits(fromHalf(uint16(h))), math.Float32bits(quant.F16ToF32(uint16(h))); got != want {
+			t.Fatalf("%#04x is %#08x, want %#08x", h, got, want)
+		}
+	}
+}

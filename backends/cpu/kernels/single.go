@@ -10,34 +10,39 @@ func singleQ8_0(row []byte, a []Block) float32 {
 	var sum float32
 	for i := range a {
 		a, b := &a[i], (*[34]byte)(row[34*i:])
-		q0, q1, q2, q3 := le64(b[2:])^flip, le64(b[10:])^flip, le64(b[18:])^flip, le64(b[26:])^flip
-		n := upperHalf(mulBytes(q0, q1, (*[8]int64)(a.Pair[:8]))+mulBytes(q2, q3, (*[8]int64)(a.Pair[8:]))) - 128*int32(a.Sum)
+		var s int64
+		for g := range 4 { // a loop, because eight weights at a time fit the registers
+			s += mulBytes(le64(b[2+8*g:])^flip, (*[4]int64)(a.Pair[4*g:]))
+		}
+		n := upperHalf(s) - 128*int32(a.Sum)
 		sum += float32(a.Scale * float32(half(b[:])*float32(n)))
 	}
 	return sum
 }
 
-// mulBytes sums the products of 16 bytes.
-func mulBytes(q0, q1 uint64, p *[8]int64) int64 {
-	return int64(q0&byteMask)*p[0] + int64(q0>>8&byteMask)*p[1] + int64(q0>>16&byteMask)*p[2] + int64(q0>>24&byteMask)*p[3] +
-		(int64(q1&byteMask)*p[4] + int64(q1>>8&byteMask)*p[5] + int64(q1>>16&byteMask)*p[6] + int64(q1>>24&byteMask)*p[7])
+// mulBytes sums the products of eight bytes.
+func mulBytes(q uint64, p *[4]int64) int64 {
+	return int64(q&byteMask)*p[0] + int64(q>>8&byteMask)*p[1] + int64(q>>16&byteMask)*p[2] + int64(q>>24&byteMask)*p[3]
 }
 
 // nibbleMask selects one nibble of each half of a word.
 const nibbleMask = 0xf * both
 
-// mulNibbles sums the products of the nibbles of 16 bytes at shift 0 or 4.
-func mulNibbles(q0, q1 uint64, p *[8]int64) int64 {
-	return int64(q0&nibbleMask)*p[0] + int64(q0>>8&nibbleMask)*p[1] + int64(q0>>16&nibbleMask)*p[2] + int64(q0>>24&nibbleMask)*p[3] +
-		(int64(q1&nibbleMask)*p[4] + int64(q1>>8&nibbleMask)*p[5] + int64(q1>>16&nibbleMask)*p[6] + int64(q1>>24&nibbleMask)*p[7])
+// mulNibbles sums the products of the low nibbles of eight bytes.
+func mulNibbles(q uint64, p *[4]int64) int64 {
+	return int64(q&nibbleMask)*p[0] + int64(q>>8&nibbleMask)*p[1] + int64(q>>16&nibbleMask)*p[2] + int64(q>>24&nibbleMask)*p[3]
 }
 
 func singleQ4_0(row []byte, a []Block) float32 {
 	var sum float32
 	for i := range a {
 		a, b := &a[i], (*[18]byte)(row[18*i:])
-		q0, q1 := le64(b[2:]), le64(b[10:])
-		n := upperHalf(mulNibbles(q0, q1, (*[8]int64)(a.Pair[:8]))+mulNibbles(q0>>4, q1>>4, (*[8]int64)(a.Pair[8:]))) - 8*int32(a.Sum)
+		var s int64
+		for g := range 2 {
+			q := le64(b[2+8*g:])
+			s += mulNibbles(q, (*[4]int64)(a.Pair[4*g:])) + mulNibbles(q>>4, (*[4]int64)(a.Pair[4*g+8:]))
+		}
+		n := upperHalf(s) - 8*int32(a.Sum)
 		sum += float32(a.Scale * float32(half(b[:])*float32(n)))
 	}
 	return sum
@@ -47,14 +52,19 @@ func singleIQ4_NL(row []byte, a []Block) float32 {
 	var sum float32
 	for i := range a {
 		a, b := &a[i], (*[18]byte)(row[18*i:])
-		q0, q1, p := le64(b[2:]), le64(b[10:]), &a.Pair
-		s := pairOfLevels(q0)*p[0] + pairOfLevels(q0>>8)*p[1] + pairOfLevels(q0>>16)*p[2] + pairOfLevels(q0>>24)*p[3] +
-			(pairOfLevels(q1)*p[4] + pairOfLevels(q1>>8)*p[5] + pairOfLevels(q1>>16)*p[6] + pairOfLevels(q1>>24)*p[7]) +
-			(pairOfLevels(q0>>4)*p[8] + pairOfLevels(q0>>12)*p[9] + pairOfLevels(q0>>20)*p[10] + pairOfLevels(q0>>28)*p[11]) +
-			(pairOfLevels(q1>>4)*p[12] + pairOfLevels(q1>>12)*p[13] + pairOfLevels(q1>>20)*p[14] + pairOfLevels(q1>>28)*p[15])
+		var s int64
+		for g := range 2 {
+			q := le64(b[2+8*g:])
+			s += mulLevels(q, (*[4]int64)(a.Pair[4*g:])) + mulLevels(q>>4, (*[4]int64)(a.Pair[4*g+8:]))
+		}
 		sum += float32(a.Scale * float32(half(b[:])*float32(upperHalf(s))))
 	}
 	return sum
+}
+
+// mulLevels is mulNibbles for the levels of nibbles.
+func mulLevels(q uint64, p *[4]int64) int64 {
+	return pairOfLevels(q)*p[0] + pairOfLevels(q>>8)*p[1] + pairOfLevels(q>>16)*p[2] + pairOfLevels(q>>24)*p[3]
 }
 
 func singleQ4_K(row []byte, a []Block) float32 {
@@ -65,10 +75,12 @@ func singleQ4_K(row []byte, a []Block) float32 {
 		scales := (*[12]byte)(b[4:])
 		for k := range a {
 			a, qs, shift := &a[k], (*[32]byte)(b[16+k/2*32:]), k%2*4
-			n := upperHalf(mulNibbles(le64(qs[:])>>shift, le64(qs[8:])>>shift, (*[8]int64)(a.Pair[:8])) +
-				mulNibbles(le64(qs[16:])>>shift, le64(qs[24:])>>shift, (*[8]int64)(a.Pair[8:])))
+			var sub int64
+			for g := range 4 {
+				sub += mulNibbles(le64(qs[8*g:])>>shift, (*[4]int64)(a.Pair[4*g:]))
+			}
 			s, m := scaleMin(scales, k)
-			sum += float32(a.Scale * (float32(d*float32(s)*float32(n)) - float32(dmin*float32(m)*a.Sum)))
+			sum += float32(a.Scale * (float32(d*float32(s)*float32(upperHalf(sub))) - float32(dmin*float32(m)*a.Sum)))
 		}
 	}
 	return sum

@@ -2,8 +2,7 @@ package kernels
 
 import (
 	"encoding/binary"
-
-	"github.com/strata-engine/strata/sdk/quant"
+	"math"
 )
 
 // Unpacking a row of an integer format. The layouts are those that sdk/quant
@@ -22,7 +21,20 @@ const nibbles = 0x0f0f0f0f0f0f0f0f
 func le64(b []byte) uint64 { return binary.LittleEndian.Uint64(b) }
 
 // half reads a float16.
-func half(b []byte) float32 { return quant.F16ToF32(binary.LittleEndian.Uint16(b)) }
+func half(b []byte) float32 { return fromHalf(binary.LittleEndian.Uint16(b)) }
+
+// fromHalf is quant.F16ToF32 for loops over scales: nearly all are normal
+// numbers, which only need their exponent moved.
+func fromHalf(h uint16) float32 {
+	m := uint32(h&0x7fff) << 13
+	f := m + 112<<23
+	if m >= 0x7c00<<13 { // infinity and NaN
+		f = m | 0x7f800000
+	} else if m < 0x400<<13 { // subnormal: as if it had the lowest exponent, less its implied bit
+		f = math.Float32bits(math.Float32frombits(m+113<<23) - 0x1p-14)
+	}
+	return math.Float32frombits(uint32(h&0x8000)<<16 | f)
+}
 
 // setPairs stores the bytes of four words, each less bias.
 func setPairs(p *[pairs]int64, q0, q1, q2, q3 uint64, bias int64) {
