@@ -105,6 +105,9 @@ func (g *Graph) ResidualWidth() int { return g.width }
 // Vocab is the length of a logits row.
 func (g *Graph) Vocab() int { return g.vocab }
 
+// Head reports whether the stage holds the output head.
+func (g *Graph) Head() bool { return g.cfg.Head }
+
 // WeightBytes is how many bytes of the files the stage uses.
 func (g *Graph) WeightBytes() int64 { return g.weightBytes }
 

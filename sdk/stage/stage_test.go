@@ -282,6 +282,41 @@ func TestStepChecksBeforeItExecutes(t *testing.T) {
 	}
 }
 
+// TestSplitStages: every stage is told which logits are wanted, the one with the
+// head answers.
+func TestSplitStages(t *testing.T) {
+	whole := load1(t)
+	whole.mustOpen(1)
+	want := whole.mustStep(segment(1, 0, 1, 2, 3))
+
+	first, second := newBackend(t), newBackend(t)
+	spec := archtest.New("qwen4exp").Write(t)
+	req := request(spec)
+	req.Last, req.Head, req.Draft = 2, false, false
+	if err := first.Load(t.Context(), req, &sdk.LoadResponse{}); err != nil {
+		t.Fatal(err)
+	}
+	req = request(spec)
+	req.First, req.Embed = 2, false
+	if err := second.Load(t.Context(), req, &sdk.LoadResponse{}); err != nil {
+		t.Fatal(err)
+	}
+	first.mustOpen(1)
+	second.mustOpen(1)
+	seg := segment(1, 0, 1, 2, 3)
+	seg.Logits = []int32{2}
+	residual, logits := make([]float32, 3*64), make([]float32, archtest.Vocab)
+	if err := first.Step(t.Context(), &sdk.StepRequest{Segments: []sdk.Segment{seg}}, &sdk.StepResponse{Rows: make([]sdk.RowFlags, 3), Output: residual}); err != nil {
+		t.Fatal(err)
+	}
+	if err := second.Step(t.Context(), &sdk.StepRequest{Segments: []sdk.Segment{seg}, Input: residual}, &sdk.StepResponse{Rows: make([]sdk.RowFlags, 3), Logits: logits}); err != nil {
+		t.Fatal(err)
+	}
+	if !slices.Equal(logits, want) {
+		t.Error("two stages answer other logits than one")
+	}
+}
+
 func TestOpenRefuses(t *testing.T) {
 	r := load1(t)
 	r.mustOpen(1)

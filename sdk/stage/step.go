@@ -30,8 +30,11 @@ func (b *Backend) Step(ctx context.Context, req *sdk.StepRequest, resp *sdk.Step
 	l.rows = l.rows[:0]
 	for i := range req.Segments {
 		seg := &req.Segments[i]
-		for _, at := range seg.Logits {
-			l.rows = append(l.rows, w.Rows+int(at))
+		// Every stage is told which logits are wanted, the one with the head answers.
+		if l.graph.Head() {
+			for _, at := range seg.Logits {
+				l.rows = append(l.rows, w.Rows+int(at))
+			}
 		}
 		w.Segments = append(w.Segments, ops.Segment{State: used[i].state, Pos: seg.Pos, Row: w.Rows, Tokens: seg.Tokens})
 		w.Rows += len(seg.Tokens)
