@@ -609,7 +609,6 @@ func TestFenceStopsAndForgets(t *testing.T) {
 // ownBuffer is another author's buffer around a reference buffer.
 type ownBuffer struct {
 	*Buffer
-	uploads int
 }
 
 // TestEmbedding replaces one operation by another author's.
