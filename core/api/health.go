@@ -1,0 +1,52 @@
+package api
+
+import "net/http"
+
+type healthReport struct {
+	// Status is ok, loading, stopping or error.
+	Status  string `json:"status"`
+	Service string `json:"service"`
+	Version string `json:"version"`
+	Loaded  bool   `json:"loaded"`
+	// Phase and Progress say how far loading has come.
+	Phase    string   `json:"phase,omitempty"`
+	Progress *float64 `json:"progress,omitempty"`
+	Model    string   `json:"model,omitempty"`
+	Context  int      `json:"context,omitempty"`
+	Running  int      `json:"running"`
+	Queued   int      `json:"queued"`
+	Message  string   `json:"message,omitempty"`
+}
+
+// health says whether requests are answered: 200 where they are, else 503.
+func (s *Server) health(w http.ResponseWriter, _ *http.Request) {
+	s.mu.Lock()
+	m, stopping, phase, progress := s.model, s.stopping, s.loading, s.progress
+	s.mu.Unlock()
+	report := healthReport{Status: "ok", Service: "strata", Version: s.version, Loaded: m != nil}
+	if m != nil {
+		totals := m.Engine.Stats()
+		report.Model, report.Context, report.Running, report.Queued = m.ID, m.Context, totals.Running, totals.Queued
+	}
+	switch {
+	case stopping:
+		report.Status = "stopping"
+	case m == nil:
+		report.Status, report.Phase, report.Progress = "loading", phase, &progress
+	case m.Engine.Down() != nil:
+		report.Status, report.Message = "error", m.Engine.Down().Error()
+	}
+	status := http.StatusOK
+	if report.Status != "ok" {
+		status = http.StatusServiceUnavailable
+		w.Header().Set("Retry-After", "1")
+	}
+	writeJSON(w, status, report)
+}
+
+// live says that the process answers, whatever else is wrong.
+func (s *Server) live(w http.ResponseWriter, _ *http.Request) {
+	writeJSON(w, http.StatusOK, struct {
+		Status string `json:"status"`
+	}{"ok"})
+}

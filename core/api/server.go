@@ -1,0 +1,269 @@
+package api
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log"
+	"net"
+	"net/http"
+	"slices"
+	"strings"
+	"sync"
+	"time"
+
+	"github.com/hashicorp/go-hclog"
+
+	"github.com/strata-engine/strata/core"
+	"github.com/strata-engine/strata/core/config"
+	"github.com/strata-engine/strata/core/engine"
+	"github.com/strata-engine/strata/core/template"
+	"github.com/strata-engine/strata/core/tokenizer"
+)
+
+// Engine runs requests. EngineOf makes one of the real engine.
+type Engine interface {
+	// Start queues a request. See engine.Engine.Start.
+	Start(ctx context.Context, req engine.Request) (Generation, error)
+	// Down returns why nothing can run any more, or nil.
+	Down() error
+	// Stats returns counters.
+	Stats() engine.Totals
+}
+
+// Generation is a running request. See engine.Generation.
+type Generation interface {
+	// Next waits for the next token; io.EOF after the last.
+	Next(ctx context.Context) (engine.Token, error)
+	// Finish says why the answer ended.
+	Finish() string
+	// Stats returns measurements.
+	Stats() engine.Stats
+	// Close ends the generation. It is idempotent and does not wait.
+	Close()
+}
+
+// EngineOf adapts the engine.
+func EngineOf(e *engine.Engine) Engine { return runner{e} }
+
+type runner struct{ *engine.Engine }
+
+// Start queues a request.
+func (r runner) Start(ctx context.Context, req engine.Request) (Generation, error) {
+	g, err := r.Engine.Start(ctx, req)
+	if err != nil {
+		return nil, err
+	}
+	return g, nil
+}
+
+// Model is a loaded model, ready to answer.
+type Model struct {
+	// ID is the name in /v1/models and in answers.
+	ID string
+	// Spec describes the model.
+	Spec *core.ModelSpec
+	// Context is the most tokens of a prompt and its answer.
+	Context int
+	// Loaded is when it was loaded.
+	Loaded time.Time
+	// Tokenizer and Template turn a conversation into tokens.
+	Tokenizer *tokenizer.Tokenizer
+	Template  *template.Template
+	// Engine executes.
+	Engine Engine
+}
+
+// fingerprint names what answers are made with: equal fingerprints and seeds
+// give equal answers.
+func (m *Model) fingerprint() string { return "fp_" + m.Spec.Hash[:min(12, len(m.Spec.Hash))] }
+
+// Server answers HTTP requests. It can serve before a model is there: health
+// tells how far loading has come, and requests wait a little or are told to come
+// back. Safe for concurrent use.
+type Server struct {
+	cfg     config.Server
+	version string
+	log     hclog.Logger
+	handler http.Handler
+	ready   chan struct{} // closed when there is a model
+
+	mu       sync.Mutex // protects the fields below
+	model    *Model
+	loading  string  // what loading does now
+	progress float64 // from 0 to 1
+	stopping bool
+}
+
+// New makes a server. log may be nil.
+func New(cfg config.Server, version string, log hclog.Logger) *Server {
+	if log == nil {
+		log = hclog.NewNullLogger()
+	}
+	s := &Server{cfg: cfg, version: version, log: log, ready: make(chan struct{}), loading: "starting"}
+	mux := http.NewServeMux()
+	paths := map[string][]string{}
+	for _, route := range []struct {
+		method, path string
+		handle       http.HandlerFunc
+	}{
+		{http.MethodPost, "/v1/chat/completions", s.chat},
+		{http.MethodGet, "/v1/models", s.listModels},
+		{http.MethodGet, "/v1/models/{id...}", s.showModel},
+		{http.MethodGet, "/health", s.health},
+		{http.MethodGet, "/health/ready", s.health},
+		{http.MethodGet, "/health/live", s.live},
+	} {
+		mux.HandleFunc(route.method+" "+route.path, route.handle)
+		paths[route.path] = append(paths[route.path], route.method)
+	}
+	for path, methods := range paths {
+		if slices.Contains(methods, http.MethodGet) {
+			methods = append(methods, http.MethodHead)
+		}
+		mux.HandleFunc(path, func(w http.ResponseWriter, r *http.Request) {
+			w.Header().Set("Allow", strings.Join(methods, ", "))
+			invalidRequest(http.StatusMethodNotAllowed, "method_not_allowed", "Method %s is not allowed for %s; use %s.", r.Method, r.URL.Path, strings.Join(methods, " or ")).write(w)
+		})
+	}
+	mux.HandleFunc("/", func(w http.ResponseWriter, r *http.Request) {
+		invalidRequest(http.StatusNotFound, "unknown_url", "Unknown URL (%s %s).", r.Method, r.URL.Path).write(w)
+	})
+	s.handler = s.bounded(newGuard(&s.cfg, mux))
+	return s
+}
+
+// Handler returns the server's handler, for a server of one's own or for tests.
+func (s *Server) Handler() http.Handler { return s.handler }
+
+// SetProgress tells health how far loading has come: fraction from 0 to 1.
+func (s *Server) SetProgress(phase string, fraction float64) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.loading, s.progress = phase, fraction
+}
+
+// SetModel makes the server answer with a model. It is called once.
+func (s *Server) SetModel(m *Model) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.model = m
+	close(s.ready)
+}
+
+// current returns the model, or nil as long as there is none.
+func (s *Server) current() *Model {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.model
+}
+
+// errStopping is the cause with which requests end that outlast a shutdown.
+var errStopping = unavailable(http.StatusServiceUnavailable, 5, "shutting_down", "server error: the server is shutting down")
+
+// wait returns the model, waiting a little where it is still being loaded.
+func (s *Server) wait(ctx context.Context) (*Model, error) {
+	if s.current() == nil {
+		timer := time.NewTimer(s.cfg.HoldHeaders)
+		defer timer.Stop()
+		select {
+		case <-s.ready:
+		case <-timer.C:
+			return nil, unavailable(http.StatusServiceUnavailable, 2, "model_loading", "server error: the model is still being loaded, try again later")
+		case <-ctx.Done():
+			return nil, context.Cause(ctx)
+		}
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.stopping {
+		return nil, errStopping
+	}
+	return s.model, nil
+}
+
+// Serve answers requests that arrive on the listener until ctx ends, and then
+// lets those that run finish for at most the shutdown time-out. A canceled force
+// context ends them at once. It closes the listener.
+func (s *Server) Serve(ctx, force context.Context, listener net.Listener) error {
+	requests, cancel := context.WithCancelCause(context.Background())
+	defer cancel(nil)
+	server := &http.Server{
+		Handler:           s.handler,
+		ReadHeaderTimeout: s.cfg.HeaderTimeout,
+		IdleTimeout:       s.cfg.IdleTimeout,
+		MaxHeaderBytes:    int(s.cfg.MaxHeader),
+		ErrorLog:          log.New(s.log.Named("http").StandardWriter(&hclog.StandardLoggerOptions{ForceLevel: hclog.Debug}), "", 0),
+		BaseContext:       func(net.Listener) context.Context { return requests },
+	}
+	failed := make(chan error, 1)
+	go func() { failed <- server.Serve(listener) }()
+	select {
+	case err := <-failed:
+		return fmt.Errorf("serve: %w", err)
+	case <-ctx.Done():
+	}
+	s.mu.Lock()
+	s.stopping = true
+	s.mu.Unlock()
+	bound, release := context.WithTimeout(force, s.cfg.ShutdownTimeout)
+	defer release()
+	err := server.Shutdown(bound)
+	if err == nil {
+		<-failed
+		return nil
+	}
+	// Tell the requests that are left, give them a moment to say so to their
+	// clients, and go.
+	cancel(errStopping)
+	grace, release := context.WithTimeout(context.Background(), 500*time.Millisecond)
+	defer release()
+	if server.Shutdown(grace) != nil {
+		err = errors.Join(err, server.Close())
+	}
+	<-failed
+	return fmt.Errorf("shut down: requests were cut off: %w", err)
+}
+
+// bounded gives every request limits of size and time, also where nobody reads
+// its body, and turns a panic into an error. Who waits longer for an answer moves
+// the deadlines.
+func (s *Server) bounded(next http.Handler) http.Handler {
+	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		started := time.Now()
+		rw := &recorder{ResponseWriter: w}
+		// Not every writer has deadlines; those of a server do.
+		control := http.NewResponseController(w)
+		_ = control.SetReadDeadline(started.Add(s.cfg.BodyTimeout))
+		_ = control.SetWriteDeadline(started.Add(s.cfg.BodyTimeout + s.cfg.WriteTimeout))
+		r.Body = http.MaxBytesReader(w, r.Body, int64(s.cfg.MaxBody))
+		defer func() {
+			if p := recover(); p != nil && p != http.ErrAbortHandler {
+				s.log.Error("request failed", "method", r.Method, "path", r.URL.Path, "panic", p)
+				if rw.status != 0 {
+					panic(http.ErrAbortHandler) // cuts the connection: the client must not take half an answer for a whole one
+				}
+				unavailable(http.StatusInternalServerError, 0, "internal_error", "server error: the request could not be processed").write(rw)
+			}
+			s.log.Debug("request", "method", r.Method, "path", r.URL.Path, "status", rw.status, "duration", time.Since(started))
+		}()
+		next.ServeHTTP(rw, r)
+	})
+}
+
+// recorder remembers the status of a response.
+type recorder struct {
+	http.ResponseWriter
+	status int
+}
+
+// WriteHeader notes the status.
+func (r *recorder) WriteHeader(status int) {
+	if r.status == 0 {
+		r.status = status
+	}
+	r.ResponseWriter.WriteHeader(status)
+}
+
+// Unwrap lets http.ResponseController reach the connection.
+func (r *recorder) Unwrap() http.ResponseWriter { return r.ResponseWriter }
