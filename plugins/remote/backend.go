@@ -51,9 +51,10 @@ type Backend struct {
 	// stage are the bounds of the loaded stage; nil while none is loaded.
 	stage atomic.Pointer[wire.Bounds]
 	// background are go-plugin's calls that know no context.
-	background sync.WaitGroup
-	closeOnce  sync.Once
-	closeErr   error
+	background     sync.WaitGroup
+	disconnectOnce sync.Once
+	closeOnce      sync.Once
+	closeErr       error
 
 	reasonMu sync.Mutex // protects reason
 	// reason is why this host ended the process; empty if it did not.
@@ -288,7 +289,7 @@ func (b *Backend) Close() error {
 	b.closeOnce.Do(func() {
 		b.note("it was closed")
 		if b.life.Err() == nil {
-			b.background.Go(b.client.Kill) // asks over gRPC, without a bound of its own
+			b.disconnect()
 			select {
 			case <-b.process.Done():
 			case <-time.After(gracePeriod):

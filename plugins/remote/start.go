@@ -298,14 +298,20 @@ func (b *Backend) discard() error {
 	return err
 }
 
+// disconnect lets go-plugin ask the process to end, wait for that, and free what
+// it has. It knows no bound, so it happens in the background; and it happens
+// once, because go-plugin would take a process that has ended for one that does
+// not obey.
+func (b *Backend) disconnect() {
+	b.disconnectOnce.Do(func() { b.background.Go(b.client.Kill) })
+}
+
 // cleanUp lets go of everything once the process has ended or was given up.
 func (b *Backend) cleanUp() {
 	b.poison()
+	b.disconnect() // at once, now that the process is gone
 	done := make(chan struct{})
 	go func() {
-		if b.client != nil {
-			b.client.Kill() // at once, now that the process is gone
-		}
 		b.background.Wait()
 		close(done)
 	}()
