@@ -1,5 +1,7 @@
 package kernels
 
+import "math"
+
 // lanes is the number of partial sums of a float product: one AVX-512 register,
 // two of AVX2, four of NEON.
 const lanes = 16
@@ -33,8 +35,9 @@ func Dot(w, x []float32) float32 {
 
 // lower adds the products of lanes 0 to 7; the rows are whole steps of 16.
 func lower(w, x []float32) (s0, s1, s2, s3, s4, s5, s6, s7 float32) {
-	for len(w) >= lanes && len(x) >= lanes {
-		a, b := (*[lanes]float32)(w), (*[lanes]float32)(x)
+	x = x[:len(w)]
+	for i := 0; i <= len(w)-lanes; i += lanes {
+		a, b := (*[lanes]float32)(w[i:i+lanes]), (*[lanes]float32)(x[i:i+lanes])
 		s0 += float32(a[0] * b[0])
 		s1 += float32(a[1] * b[1])
 		s2 += float32(a[2] * b[2])
@@ -43,15 +46,15 @@ func lower(w, x []float32) (s0, s1, s2, s3, s4, s5, s6, s7 float32) {
 		s5 += float32(a[5] * b[5])
 		s6 += float32(a[6] * b[6])
 		s7 += float32(a[7] * b[7])
-		w, x = w[lanes:], x[lanes:]
 	}
 	return
 }
 
 // upper adds the products of lanes 8 to 15.
 func upper(w, x []float32) (s0, s1, s2, s3, s4, s5, s6, s7 float32) {
-	for len(w) >= lanes && len(x) >= lanes {
-		a, b := (*[lanes]float32)(w), (*[lanes]float32)(x)
+	x = x[:len(w)]
+	for i := 0; i <= len(w)-lanes; i += lanes {
+		a, b := (*[lanes]float32)(w[i:i+lanes]), (*[lanes]float32)(x[i:i+lanes])
 		s0 += float32(a[8] * b[8])
 		s1 += float32(a[9] * b[9])
 		s2 += float32(a[10] * b[10])
@@ -60,7 +63,21 @@ func upper(w, x []float32) (s0, s1, s2, s3, s4, s5, s6, s7 float32) {
 		s5 += float32(a[13] * b[13])
 		s6 += float32(a[14] * b[14])
 		s7 += float32(a[15] * b[15])
-		w, x = w[lanes:], x[lanes:]
 	}
 	return
+}
+
+// decodeBF16 converts a row of bfloat16, four at a time.
+func decodeBF16(dst []float32, row []byte) {
+	i := 0
+	for ; i+4 <= len(dst); i += 4 {
+		d, v := (*[4]float32)(dst[i:i+4]), le64(row[2*i:2*i+8])
+		d[0] = math.Float32frombits(uint32(v) << 16)
+		d[1] = math.Float32frombits(uint32(v) & 0xffff0000)
+		d[2] = math.Float32frombits(uint32(v>>32) << 16)
+		d[3] = math.Float32frombits(uint32(v>>32) & 0xffff0000)
+	}
+	for ; i < len(dst); i++ {
+		dst[i] = math.Float32frombits(uint32(row[2*i])<<16 | uint32(row[2*i+1])<<24)
+	}
 }

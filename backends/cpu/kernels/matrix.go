@@ -75,8 +75,12 @@ func (m *Matrix) Quantized() bool { return m.format.unpack != nil }
 
 // Row decodes a row to float32.
 func (m *Matrix) Row(dst []float32, row int) {
-	if m.plain != nil {
+	switch {
+	case m.plain != nil:
 		copy(dst, m.plain[row*m.Cols:(row+1)*m.Cols])
+		return
+	case m.Type == quant.BF16:
+		decodeBF16(dst[:m.Cols], m.row(row))
 		return
 	}
 	if err := quant.Dequantize(m.Type, dst[:m.Cols], m.row(row)); err != nil {

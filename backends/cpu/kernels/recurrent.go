@@ -23,12 +23,10 @@ func DeltaStep(s, q, k, v []float32, beta, decay float32, o []float32) {
 func deltaColumns4(s []float32, n int, q, k []float32, v *[4]float32, beta, decay float32, o *[4]float32) {
 	q = q[:len(k)]
 	var m0, m1, m2, m3 float32
-	at := s
-	for i, ki := range k {
-		if i > 0 {
-			at = at[n:]
-		}
-		c := (*[4]float32)(at)
+	at := 0
+	for _, ki := range k {
+		c := (*[4]float32)(s[at : at+4])
+		at += n
 		m0 += float32(ki * c[0])
 		m1 += float32(ki * c[1])
 		m2 += float32(ki * c[2])
@@ -39,12 +37,10 @@ func deltaColumns4(s []float32, n int, q, k []float32, v *[4]float32, beta, deca
 	d2 := beta * (v[2] - float32(decay*m2))
 	d3 := beta * (v[3] - float32(decay*m3))
 	var o0, o1, o2, o3 float32
-	at = s
+	at = 0
 	for i, ki := range k {
-		if i > 0 {
-			at = at[n:]
-		}
-		c, qi := (*[4]float32)(at), q[i]
+		c, qi := (*[4]float32)(s[at:at+4]), q[i]
+		at += n
 		c0 := float32(decay*c[0]) + float32(ki*d0)
 		c1 := float32(decay*c[1]) + float32(ki*d1)
 		c2 := float32(decay*c[2]) + float32(ki*d2)
