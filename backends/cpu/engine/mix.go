@@ -89,7 +89,7 @@ func (q *Queue) mixRows(b *boundMix, r, x, gate []float32, n int) {
 	q.pool.Run(pieces(n, rowsPerChunk), (*mixLow)(t))
 
 	t.tiles = pieces(n, tile)
-	t.per = min(q.chunkRows(b.Width, b.Streams*(b.Rank+16)*min(n, tile), t.tiles), 128)
+	t.per = q.chunkRows(b.Width, b.Streams*(b.Rank+16)*min(n, tile), t.tiles)
 	q.needIndex(n)
 	q.pool.Run(pieces(b.Width, t.per)*t.tiles, (*mixUp)(t))
 }
@@ -137,9 +137,20 @@ func (t *mixUp) Do(chunk, worker int) {
 	from := chunk % t.tiles * tile
 	to := min(from+tile, t.n)
 	first := chunk / t.tiles * t.per
-	n := min(first+t.per, t.Width) - first
+	last := min(first+t.per, t.Width)
+	for ; first < last; first += mixColumns {
+		t.columns(from, to, first, min(mixColumns, last-first), worker)
+	}
+}
+
+// mixColumns is how many columns of a stream are multiplied before the next
+// stream's: they stay in the cache.
+const mixColumns = 64
+
+// columns computes n columns of x from the first on, for the rows [from, to).
+func (t *mixUp) columns(from, to, first, n, worker int) {
 	w := &t.q.workers[worker]
-	up := w.floats(0, tile*t.per)
+	up := w.floats(0, tile*mixColumns)
 	for s := range t.Streams {
 		at := s*t.Width + first
 		t.up.Mul(up, n, at, at+n, &t.lo, t.q.index(from, to), &w.mul)

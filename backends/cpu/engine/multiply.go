@@ -9,21 +9,25 @@ import (
 // the activations stay in the cache.
 const tile = 32
 
-// Sizes of a chunk in multiplications: enough to be worth a claim, few enough
-// that chunks are short beside a stop of the world.
+// Sizes of a chunk in multiplications: enough to be worth a claim, and few
+// enough that no thread has to wait long for the last one.
 const (
 	smallChunk = 12_000
-	largeChunk = 150_000
+	largeChunk = 300_000
 )
+
+// line is how many results a chunk has in a row at least, where there is enough
+// to do for everybody: a cache line of them.
+const line = 16
 
 // chunkRows returns how many of n weight rows make a chunk where each row costs
 // the given number of multiplications and is met by so many tiles.
 func (q *Queue) chunkRows(n, cost, tiles int) int {
-	cost = max(cost, 1)
-	even := (n*tiles + 6*q.pool.Threads() - 1) / (6 * q.pool.Threads())
-	low := (smallChunk + cost - 1) / cost
-	high := max(low, largeChunk/cost)
-	return max(1, min(max(even, low), high, n))
+	threads := q.pool.Threads()
+	even := pieces(n*tiles, 6*threads)
+	low := max(pieces(smallChunk, max(cost, 1)), line)
+	high := max(low, largeChunk/max(cost, 1))
+	return max(1, min(max(even, low), high, pieces(n*tiles, threads), n))
 }
 
 // pieces is the number of pieces of the given size that cover n.

@@ -32,7 +32,7 @@ func (s *Softmax) Add(scores []float32, values []float32, at []int32) {
 	}
 	if top != s.top {
 		shrink := Exp(s.top - top)
-		s.sum *= shrink
+		s.sum = float32(s.sum * shrink)
 		for i := range s.out {
 			s.out[i] *= shrink
 		}

@@ -1,7 +1,6 @@
 // Package kernels multiplies weights as they lie in a model file with rows of
 // activations, and holds the few elementwise functions that the operations
-// share. Everything here is portable Go and computes the same bits on every
-// machine.
+// share. Everything here is portable Go.
 //
 // # What a product is
 //
@@ -13,7 +12,8 @@
 //	Σ_blocks a·(D·I - M·S)
 //
 // where blocks are added in ascending order and every float32 operation rounds
-// on its own (no fused multiply-add). Formats with a scale for each 16 values
+// on its own (no fused multiply-add; the many float32(...) around products forbid
+// it to the compiler). Formats with a scale for each 16 values
 // have D0·I0 + D1·I1 in place of D·I. Since the integer sums are exact, an
 // implementation may compute them in any way; since the float operations are
 // few and ordered, the result is one definite float32, which depends on nothing

@@ -13,37 +13,37 @@ type weights struct {
 // half, which is a signed sum of its own.
 func upperHalf(s int64) int32 { return int32((s + 1<<31) >> 32) }
 
-// first8 and last8 sum the products of a block's first and second 16 values.
-func first8(w, a *[pairs]int64) int64 {
-	return w[0]*a[0] + w[1]*a[1] + w[2]*a[2] + w[3]*a[3] + (w[4]*a[4] + w[5]*a[5] + w[6]*a[6] + w[7]*a[7])
-}
-
-func last8(w, a *[pairs]int64) int64 {
-	return w[8]*a[8] + w[9]*a[9] + w[10]*a[10] + w[11]*a[11] + (w[12]*a[12] + w[13]*a[13] + w[14]*a[14] + w[15]*a[15])
-}
-
 // mulMinimum multiplies a row of a format with a scale, and perhaps a minimum,
-// for each 32 values; a has as many blocks as w.
-func mulMinimum(w []weights, a []Block) float32 {
-	var sum float32
-	a = a[:len(w)]
-	for i := range w {
-		w, a := &w[i], &a[i]
-		n := upperHalf(first8(&w.pair, &a.Pair) + last8(&w.pair, &a.Pair))
-		sum += float32(a.Scale * (float32(w.d*float32(n)) - float32(w.m*a.Sum)))
+// for each 32 values with the activation rows that index names: the product with
+// row index[i] goes to dst[i·stride].
+func mulMinimum(dst []float32, stride int, w []weights, in *Rows, index []int32) {
+	for i, row := range index {
+		a := in.blocks(row)[:len(w)]
+		var sum float32
+		for j := range w {
+			w, a := &w[j], &a[j]
+			// One long sum: the compiler keeps it in few registers.
+			p, q := &w.pair, &a.Pair
+			n := upperHalf(p[0]*q[0] + p[1]*q[1] + p[2]*q[2] + p[3]*q[3] + p[4]*q[4] + p[5]*q[5] + p[6]*q[6] + p[7]*q[7] +
+				p[8]*q[8] + p[9]*q[9] + p[10]*q[10] + p[11]*q[11] + p[12]*q[12] + p[13]*q[13] + p[14]*q[14] + p[15]*q[15])
+			sum += float32(a.Scale * (float32(w.d*float32(n)) - float32(w.m*a.Sum)))
+		}
+		dst[i*stride] = sum
 	}
-	return sum
 }
 
-// mulHalves multiplies a row of a format with a scale for each 16 values.
-func mulHalves(w []weights, a []Block) float32 {
-	var sum float32
-	a = a[:len(w)]
-	for i := range w {
-		w, a := &w[i], &a[i]
-		n0 := upperHalf(first8(&w.pair, &a.Pair))
-		n1 := upperHalf(last8(&w.pair, &a.Pair))
-		sum += float32(a.Scale * (float32(w.d*float32(n0)) + float32(w.m*float32(n1))))
+// mulHalves is mulMinimum for a format with a scale for each 16 values.
+func mulHalves(dst []float32, stride int, w []weights, in *Rows, index []int32) {
+	for i, row := range index {
+		a := in.blocks(row)[:len(w)]
+		var sum float32
+		for j := range w {
+			w, a := &w[j], &a[j]
+			p, q := &w.pair, &a.Pair
+			n0 := upperHalf(p[0]*q[0] + p[1]*q[1] + p[2]*q[2] + p[3]*q[3] + p[4]*q[4] + p[5]*q[5] + p[6]*q[6] + p[7]*q[7])
+			n1 := upperHalf(p[8]*q[8] + p[9]*q[9] + p[10]*q[10] + p[11]*q[11] + p[12]*q[12] + p[13]*q[13] + p[14]*q[14] + p[15]*q[15])
+			sum += float32(a.Scale * (float32(w.d*float32(n0)) + float32(w.m*float32(n1))))
+		}
+		dst[i*stride] = sum
 	}
-	return sum
 }

@@ -12,7 +12,7 @@ import (
 // and mul, and perhaps single; the others are decoded to float32.
 type format struct {
 	unpack func(w []weights, row []byte)
-	mul    func(w []weights, a []Block) float32
+	mul    func(dst []float32, stride int, w []weights, in *Rows, index []int32)
 	single func(row []byte, a []Block) float32
 }
 
@@ -144,9 +144,7 @@ func (m *Matrix) Mul(dst []float32, stride, from, to int, in *Rows, index []int3
 		w := s.weights[:n]
 		for r := from; r < to; r++ {
 			m.format.unpack(w, m.row(r))
-			for i, a := range index {
-				dst[i*stride+r-from] = m.format.mul(w, in.blocks(a))
-			}
+			m.format.mul(dst[r-from:], stride, w, in, index)
 		}
 	}
 }
