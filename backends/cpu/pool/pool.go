@@ -123,8 +123,10 @@ func (p *Pool) Run(chunks int, t Task) {
 	p.done.Store(0)
 	p.claims.Store(uint64(epoch) << 32)
 	p.epoch.Store(epoch)
-	if p.sleepers.Load() > 0 {
-		p.sleep.wake(&p.epoch)
+	// Only as many as there is work for; the others sleep on.
+	awake := p.threads - 1 - int(p.sleepers.Load())
+	if missing := min(chunks, p.threads) - 1 - awake; missing > 0 {
+		p.sleep.wake(&p.epoch, missing)
 	}
 	p.work(epoch, 0)
 	for spins := 0; p.done.Load() != uint32(chunks); spins++ {
@@ -150,7 +152,7 @@ func (p *Pool) Close() {
 		return
 	}
 	p.epoch.Add(1)
-	p.sleep.wake(&p.epoch)
+	p.sleep.wake(&p.epoch, p.threads)
 	p.group.Wait()
 }
 

@@ -148,6 +148,30 @@ func TestCloseTwiceAndAsleep(t *testing.T) {
 	}
 }
 
+// counting is a sleeper that adds up how many were to be woken.
+type counting struct {
+	sleeper
+	woken atomic.Int32
+}
+
+func (c *counting) wake(word *atomic.Uint32, n int) {
+	c.woken.Add(int32(n))
+	c.sleeper.wake(word, n)
+}
+
+func TestWakesNoMoreThanThereIsWorkFor(t *testing.T) {
+	s := &counting{sleeper: newSleeper()}
+	p := start(8, s)
+	defer p.Close()
+	for p.sleepers.Load() < 7 {
+		time.Sleep(time.Millisecond)
+	}
+	p.Run(3, &counter{hits: make([]atomic.Int32, 3), threads: 8})
+	if n := s.woken.Load(); n != 2 {
+		t.Errorf("3 chunks woke %d threads", n)
+	}
+}
+
 func TestRunAllocatesNothing(t *testing.T) {
 	p := New(2)
 	defer p.Close()

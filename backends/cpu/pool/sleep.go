@@ -10,8 +10,8 @@ type sleeper interface {
 	// wait returns when word was woken, or at once where it is not old. It may
 	// return early.
 	wait(word *atomic.Uint32, old uint32)
-	// wake ends every wait on word; the caller has changed it before.
-	wake(word *atomic.Uint32)
+	// wake ends up to n waits on word; the caller has changed it before.
+	wake(word *atomic.Uint32, n int)
 }
 
 // condition is the portable sleeper.
@@ -34,9 +34,11 @@ func (c *condition) wait(word *atomic.Uint32, old uint32) {
 	c.mu.Unlock()
 }
 
-func (c *condition) wake(*atomic.Uint32) {
+func (c *condition) wake(_ *atomic.Uint32, n int) {
 	// Taking the lock, so that no wait is between its look and its sleep.
 	c.mu.Lock()
-	c.cond.Broadcast()
+	for range n {
+		c.cond.Signal()
+	}
 	c.mu.Unlock()
 }

@@ -1,7 +1,6 @@
 package pool
 
 import (
-	"math"
 	"sync/atomic"
 	"syscall"
 	"unsafe"
@@ -9,7 +8,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// futex is the sleeper of Linux: one system call to sleep, one to wake all.
+// futex is the sleeper of Linux: one system call to sleep, one to wake.
 type futex struct{}
 
 const (
@@ -25,10 +24,10 @@ func (futex) wait(word *atomic.Uint32, old uint32) {
 	_, _, _ = syscall.Syscall6(unix.SYS_FUTEX, uintptr(unsafe.Pointer(word)), futexWait, uintptr(old), 0, 0, 0)
 }
 
-func (futex) wake(word *atomic.Uint32) {
+func (futex) wake(word *atomic.Uint32, n int) {
 	// Raw: waking does not block, and the runtime's bookkeeping costs as much as
 	// the call.
-	_, _, _ = syscall.RawSyscall6(unix.SYS_FUTEX, uintptr(unsafe.Pointer(word)), futexWake, math.MaxInt32, 0, 0, 0)
+	_, _, _ = syscall.RawSyscall6(unix.SYS_FUTEX, uintptr(unsafe.Pointer(word)), futexWake, uintptr(n), 0, 0, 0)
 }
 
 // yield lets another thread have this one's processor.
