@@ -3,6 +3,7 @@ package main
 import (
 	"fmt"
 	"io"
+	"time"
 
 	"github.com/vbauerster/mpb/v8"
 	"github.com/vbauerster/mpb/v8/decor"
@@ -10,17 +11,21 @@ import (
 	"github.com/strata-engine/strata/core"
 )
 
-// loadDisplay shows how a load goes on: a bar on a terminal, elsewhere a line for
-// every quarter.
+// patience is how long a load may take before there is something to see.
+const patience = 500 * time.Millisecond
+
+// loadDisplay shows how a load goes on that takes its time: a bar on a terminal,
+// elsewhere a line for every quarter.
 type loadDisplay struct {
 	out      io.Writer
+	started  time.Time
 	bars     *mpb.Progress // nil where there is no terminal
 	bar      *mpb.Bar
 	quarters int
 }
 
 func newLoadDisplay(out io.Writer) *loadDisplay {
-	d := &loadDisplay{out: out}
+	d := &loadDisplay{out: out, started: time.Now()}
 	if terminal(out) {
 		d.bars = mpb.New(mpb.WithOutput(out), mpb.WithWidth(48))
 	}
@@ -29,7 +34,7 @@ func newLoadDisplay(out io.Writer) *loadDisplay {
 
 // update shows a state of the load.
 func (d *loadDisplay) update(p core.LoadProgress) {
-	if p.Total <= 0 {
+	if p.Total <= 0 || time.Since(d.started) < patience {
 		return
 	}
 	if d.bars != nil {
