@@ -9,6 +9,7 @@ import (
 	"net/http/httptest"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -79,22 +80,23 @@ type fakeGeneration struct {
 	script
 	tokens []int32
 	prompt int
-	next   int
+	next   atomic.Int64
 	once   sync.Once
 	closed chan struct{}
 }
 
 func (g *fakeGeneration) Next(ctx context.Context) (engine.Token, error) {
-	if g.pause != nil && g.next == g.at {
+	next := int(g.next.Load())
+	if g.pause != nil && next == g.at {
 		select {
 		case <-g.pause:
 		case <-ctx.Done():
 			return engine.Token{}, ctx.Err()
 		}
 	}
-	if g.next < len(g.tokens) {
-		g.next++
-		return engine.Token{ID: g.tokens[g.next-1], LogProb: -0.5, Top: g.top}, nil
+	if next < len(g.tokens) {
+		g.next.Add(1)
+		return engine.Token{ID: g.tokens[next], LogProb: -0.5, Top: g.top}, nil
 	}
 	if g.err != nil {
 		return engine.Token{}, g.err
