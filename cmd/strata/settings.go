@@ -15,23 +15,12 @@ import (
 // settings reads the configuration for a command: the file of --config or
 // STRATA_CONFIG, the environment and the command's flags.
 func (p *program) settings(flags *pflag.FlagSet) (*config.Config, hclog.Logger, error) {
-	defaults := config.Defaults()
-	dirs, err := plugins.Directories("")
+	src, err := p.sources(flags)
 	if err != nil {
 		return nil, nil, err
 	}
-	defaults.Plugins.Dir = dirs[0]
-	file := p.variable("STRATA_CONFIG")
-	if f := flags.Lookup("config"); f != nil && f.Changed {
-		file = f.Value.String()
-	}
-	loaded, err := config.Load(config.Sources{
-		Defaults: defaults,
-		File:     file,
-		Environ:  p.environ,
-		Flags:    flags,
-		Backends: backends,
-	})
+	src.Backends = backends
+	loaded, err := config.Load(src)
 	if err != nil {
 		return nil, nil, with(exitUsage, err)
 	}
@@ -40,6 +29,20 @@ func (p *program) settings(flags *pflag.FlagSet) (*config.Config, hclog.Logger, 
 		log.Warn(w)
 	}
 	return &loaded.Config, log, nil
+}
+
+// sources are where a command's configuration comes from.
+func (p *program) sources(flags *pflag.FlagSet) (config.Sources, error) {
+	src := config.Sources{Defaults: config.Defaults(), File: p.variable("STRATA_CONFIG"), Environ: p.environ, Flags: flags}
+	dirs, err := plugins.Directories("")
+	if err != nil {
+		return src, err
+	}
+	src.Defaults.Plugins.Dir = dirs[0]
+	if f := flags.Lookup("config"); f != nil && f.Changed {
+		src.File = f.Value.String()
+	}
+	return src, nil
 }
 
 // backends lists the backends whose programs are in a folder.

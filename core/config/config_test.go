@@ -133,6 +133,18 @@ func TestMessages(t *testing.T) {
 		{"unlike anything", "log: {zzzzzz: a}", nil, nil, []string{"FILE: log.zzzzzz: is not a setting. Try: the settings below log are level, format"}},
 		{"key that is no text", "log: {1: a}", nil, nil, []string{"FILE: log.1: is not a setting. Try: the settings below log are level, format"}},
 		{"several", "contxt: 5\nlog: {levle: info}", nil, nil, []string{"FILE: contxt: is not a setting. Try: context", "FILE: log.levle: is not a setting. Try: log.level"}},
+		{"types and rules", "context: many\nprefill_chunk: 0\nlog: {levle: info, format: xml}", nil, nil, []string{
+			`FILE: context: must be a whole number (got "many")`,
+			"FILE: log.levle: is not a setting. Try: log.level",
+			"FILE: prefill_chunk: must be at least 1 (got 0)",
+			`FILE: log.format: must be one of text, json (got "xml")`,
+		}},
+		{"all about a device", "devices: [{backend: cud, layer: 3, layers: x}]", nil, nil, []string{
+			"FILE: devices[0].layer: is not a setting. Try: devices[0].layers",
+			`FILE: devices[0].layers: must be a first and a last layer, both included (got "x"). Try: 0-23`,
+			`FILE: devices[0].backend: must be one of cpu, cuda (got "cud"). Try: cuda`,
+		}},
+		{"a rule beside a broken list", "devices: [null, {backend: cud}]", nil, nil, []string{"FILE: devices[0]: is empty. Try: " + devicesExample}},
 		{"in a device", "devices: [{backend: cpu, layer: 0-3}]", nil, nil, []string{"FILE: devices[0].layer: is not a setting. Try: devices[0].layers"}},
 		{"number", "context: many", nil, nil, []string{`FILE: context: must be a whole number (got "many")`}},
 		{"number in quotes", `context: "5"`, nil, nil, []string{`FILE: context: must be a whole number (got "5")`}},
@@ -264,6 +276,24 @@ func FuzzFile(f *testing.F) {
 		// What was accepted satisfies every rule.
 		if problems := validate(&loaded.Config, nil); len(problems) > 0 {
 			t.Errorf("accepted with %v", problems)
+		}
+		// And it can be written down and read again.
+		text, err := loaded.YAML(true)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if strings.Contains(string(text), hidden) {
+			return
+		}
+		if err := os.WriteFile(path, text, 0o600); err != nil {
+			t.Fatal(err)
+		}
+		again, err := Load(Sources{Defaults: Defaults(), File: path})
+		if err != nil {
+			t.Fatalf("%v\n%s", err, text)
+		}
+		if d := cmp.Diff(loaded.Config, again.Config, cmpopts.EquateEmpty()); d != "" {
+			t.Errorf("%s\n%s", d, text)
 		}
 	})
 }

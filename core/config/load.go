@@ -61,11 +61,12 @@ type Loaded struct {
 func Load(src Sources) (*Loaded, error) {
 	out := &Loaded{}
 	var problems []Problem
+	var wrong []string // the keys of problems
 
 	add := func(name string, raw map[string]any, c checker) error {
 		k := koanf.New(".")
 		values := c.section(reflect.TypeFor[Config](), "", raw)
-		problems = append(problems, c.problems...)
+		problems, wrong = append(problems, c.problems...), append(wrong, c.keys...)
 		if err := k.Load(confmap.Provider(values, ""), nil); err != nil {
 			return fmt.Errorf("load configuration from %s: %w", name, err)
 		}
@@ -108,9 +109,6 @@ func Load(src Sources) (*Loaded, error) {
 			return nil, err
 		}
 	}
-	if len(problems) > 0 {
-		return nil, &Error{Problems: problems}
-	}
 
 	merged := koanf.New(".")
 	for _, l := range out.Layers {
@@ -125,10 +123,29 @@ func Load(src Sources) (*Loaded, error) {
 	if err != nil {
 		return nil, fmt.Errorf("decode configuration: %w", err)
 	}
-	if problems := validate(&out.Config, src.Backends); len(problems) > 0 {
-		return nil, &Error{Problems: out.locate(problems)}
+	// Rules are checked also where there are problems already, so that all come
+	// out at once; but not those of what was left out because of its type.
+	rules := slices.DeleteFunc(validate(&out.Config, src.Backends), func(p Problem) bool {
+		return slices.ContainsFunc(wrong, func(key string) bool { return related(key, p.Key) })
+	})
+	if problems = append(problems, out.locate(rules)...); len(problems) > 0 {
+		return nil, &Error{Problems: problems}
 	}
 	return out, nil
+}
+
+// related reports whether a rule's key is in what was left out because of the
+// key wrong, or holds it. Where an item of a list is left out, the indices of the
+// others mean nothing any more.
+func related(wrong, key string) bool {
+	if strings.HasSuffix(wrong, "]") {
+		wrong = wrong[:strings.LastIndexByte(wrong, '[')]
+	}
+	within := func(a, b string) bool {
+		rest, ok := strings.CutPrefix(a, b)
+		return ok && (rest == "" || rest[0] == '.' || rest[0] == '[')
+	}
+	return within(key, wrong) || within(wrong, key)
 }
 
 // locate writes the keys of problems the way the layer writes them that set the

@@ -81,10 +81,13 @@ type checker struct {
 	// where names a key as this layer writes it.
 	where    func(key string) string
 	problems []Problem
+	// keys are those of the problems, plain.
+	keys []string
 }
 
 func (c *checker) wrong(key, message, try string) any {
 	c.problems = append(c.problems, Problem{Key: c.where(key), Message: message, Try: try})
+	c.keys = append(c.keys, key)
 	return nil
 }
 
@@ -104,7 +107,7 @@ func (c *checker) value(t reflect.Type, key string, v any) any {
 		} else if d, ok := v.(time.Duration); ok {
 			return d
 		}
-		return c.wrong(key, "must be a duration "+got(v), "write a number with a unit: 500ms, 30s, 2m, 1h")
+		return c.wrong(key, "must be a duration "+got(key, v), "write a number with a unit: 500ms, 30s, 2m, 1h")
 	case t == bytesType:
 		if n, ok := whole(v); ok && n >= 0 {
 			return Bytes(n)
@@ -114,13 +117,13 @@ func (c *checker) value(t reflect.Type, key string, v any) any {
 				return b
 			}
 		}
-		return c.wrong(key, "must be a number of bytes "+got(v), "write it like 1048576, 512KiB or 32MiB")
+		return c.wrong(key, "must be a number of bytes "+got(key, v), "write it like 1048576, 512KiB or 32MiB")
 	}
 	switch t.Kind() {
 	case reflect.Struct:
 		m, ok := v.(map[string]any)
 		if !ok {
-			return c.wrong(key, "must be a section with keys "+got(v), "write the keys below it, indented: "+strings.Join(keysOf(t), ", "))
+			return c.wrong(key, "must be a section with keys "+got(key, v), "write the keys below it, indented: "+strings.Join(keysOf(t), ", "))
 		}
 		return c.section(t, key, m)
 	case reflect.Slice:
@@ -129,7 +132,7 @@ func (c *checker) value(t reflect.Type, key string, v any) any {
 			dec.UseNumber()
 			var list []any
 			if err := dec.Decode(&list); err != nil || dec.More() {
-				return c.wrong(key, "must be a JSON list "+got(v), example(t))
+				return c.wrong(key, "must be a JSON list "+got(key, v), example(t))
 			}
 			v = list
 		}
@@ -140,12 +143,12 @@ func (c *checker) value(t reflect.Type, key string, v any) any {
 					list = append(list, s)
 				}
 			} else {
-				return c.wrong(key, "must be a list "+got(v), example(t))
+				return c.wrong(key, "must be a list "+got(key, v), example(t))
 			}
 		}
 		in := *c
 		in.text = false
-		in.problems = nil
+		in.problems, in.keys = nil, nil
 		out := make([]any, 0, len(list))
 		for i, e := range list {
 			item := fmt.Sprintf("%s[%d]", key, i)
@@ -157,18 +160,18 @@ func (c *checker) value(t reflect.Type, key string, v any) any {
 				out = append(out, e)
 			}
 		}
-		c.problems = append(c.problems, in.problems...)
+		c.problems, c.keys = append(c.problems, in.problems...), append(c.keys, in.keys...)
 		return out
 	case reflect.Map:
 		m, ok := v.(map[string]any)
 		if !ok {
-			return c.wrong(key, "must be a section with keys "+got(v), "write NAME: VALUE lines below it, indented")
+			return c.wrong(key, "must be a section with keys "+got(key, v), "write NAME: VALUE lines below it, indented")
 		}
 		out := make(map[string]any, len(m))
 		for name, e := range m {
 			switch e.(type) {
 			case map[string]any, []any, nil:
-				c.wrong(key+"."+name, "must be a single value "+got(e), "write "+name+": VALUE")
+				c.wrong(key+"."+name, "must be a single value "+got(key+"."+name, e), "write "+name+": VALUE")
 			default:
 				out[name] = fmt.Sprint(e)
 			}
@@ -183,7 +186,7 @@ func (c *checker) value(t reflect.Type, key string, v any) any {
 				return b
 			}
 		}
-		return c.wrong(key, "must be true or false "+got(v), "")
+		return c.wrong(key, "must be true or false "+got(key, v), "")
 	case reflect.Int:
 		if n, ok := whole(v); ok {
 			return int(n)
@@ -193,7 +196,7 @@ func (c *checker) value(t reflect.Type, key string, v any) any {
 				return n
 			}
 		}
-		return c.wrong(key, "must be a whole number "+got(v), "")
+		return c.wrong(key, "must be a whole number "+got(key, v), "")
 	case reflect.String:
 		switch s := v.(type) {
 		case string:
@@ -202,7 +205,7 @@ func (c *checker) value(t reflect.Type, key string, v any) any {
 			// layers: 3 and device: 0 mean the text "3" and "0".
 			return fmt.Sprint(s)
 		}
-		return c.wrong(key, "must be text "+got(v), "put it in quotes")
+		return c.wrong(key, "must be text "+got(key, v), "put it in quotes")
 	}
 	panic("config: no rule for a field of type " + t.String())
 }
@@ -261,8 +264,12 @@ func whole(v any) (int64, bool) {
 	return 0, false
 }
 
-// got writes a value as messages show it.
-func got(v any) string {
+// got writes the value of a setting as messages show it.
+func got(key string, v any) string {
+	path, _, _ := strings.Cut(key, "[")
+	if secret(path[strings.LastIndexByte(path, '.')+1:]) {
+		return "(its value is hidden)"
+	}
 	switch v := v.(type) {
 	case string:
 		return fmt.Sprintf("(got %q)", shorten(v))

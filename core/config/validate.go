@@ -58,9 +58,6 @@ func validate(c *Config, backends func(dir string) ([]string, error)) []Problem 
 		// Only a value that is no struct gets here.
 		panic(err)
 	}
-	if len(problems) > 0 {
-		return problems
-	}
 	if backends != nil {
 		problems = append(problems, checkBackends(c, backends)...)
 	}
@@ -79,7 +76,7 @@ func checkBackends(c *Config, list func(dir string) ([]string, error)) []Problem
 	}
 	var problems []Problem
 	for i, d := range c.Devices {
-		if known[d.Backend] {
+		if known[d.Backend] || d.Backend == "" {
 			continue
 		}
 		p := Problem{Key: fmt.Sprintf("devices[%d].backend", i)}
@@ -102,10 +99,7 @@ func checkBackends(c *Config, list func(dir string) ([]string, error)) []Problem
 func describe(e validator.FieldError) Problem {
 	_, key, _ := strings.Cut(e.Namespace(), ".")
 	p := Problem{Key: key}
-	value := fmt.Sprintf("(got %v)", e.Value())
-	if s, ok := e.Value().(string); ok {
-		value = got(s)
-	}
+	value := got(key, e.Value())
 	switch e.Tag() {
 	case "required":
 		p.Message = "must not be empty"
