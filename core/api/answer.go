@@ -14,7 +14,7 @@ import (
 type answer struct {
 	tokenizer *tokenizer.Tokenizer
 	stream    *tokenizer.Stream
-	reasoning *template.ReasoningSplitter
+	reasoning *template.ReasoningSplitter // nil where all is content
 	stops     stops
 	logProbs  bool
 	// reasoned says that there was reasoning.
@@ -47,30 +47,31 @@ func (p *piece) empty() bool {
 	return p.reasoning == "" && p.content == "" && len(p.logProbs) == 0 && !p.stopped
 }
 
-// newAnswer starts an answer; thinking says that the prompt ended inside the
-// reasoning.
-func newAnswer(t *tokenizer.Tokenizer, thinking bool, stopStrings []string, logProbs bool) *answer {
-	return &answer{
+// newAnswer starts an answer to a prompt.
+func newAnswer(t *tokenizer.Tokenizer, p *prompt, stopStrings []string, logProbs bool) *answer {
+	a := &answer{
 		tokenizer: t,
 		stream:    t.NewStream(false),
-		reasoned:  thinking,
-		reasoning: template.NewReasoningSplitter(thinking),
 		stops:     stops{strings: stopStrings},
 		logProbs:  logProbs,
 	}
+	if p.split {
+		a.reasoned, a.reasoning = p.thinking, template.NewReasoningSplitter(p.thinking)
+	}
+	return a
 }
 
 // push adds a token.
 func (a *answer) push(t engine.Token) piece {
 	a.tokens++
-	if a.reasoning.InReasoning() {
+	if a.inReasoning() {
 		a.thought++
 	}
 	start := a.made
 	text := a.stream.Push(t.ID)
-	thought, content := a.reasoning.Push(text)
+	thought, content := a.split(text)
 	a.made += len(content)
-	if a.reasoning.InReasoning() {
+	if a.inReasoning() {
 		a.reasoned = true
 		a.pending = a.pending[:0] // what was undecided until now is an opening tag
 	} else if a.logProbs {
@@ -85,17 +86,28 @@ func (a *answer) push(t engine.Token) piece {
 	return a.deliver(thought, certain, hit, false)
 }
 
+func (a *answer) inReasoning() bool { return a.reasoning != nil && a.reasoning.InReasoning() }
+
+func (a *answer) split(text string) (thought, content string) {
+	if a.reasoning == nil {
+		return "", text
+	}
+	return a.reasoning.Push(text)
+}
+
 // flush ends the answer and returns what was held back.
 func (a *answer) flush() piece {
-	thought, content := a.reasoning.Push(a.stream.Flush())
-	th, c := a.reasoning.Flush()
-	content += c
+	thought, content := a.split(a.stream.Flush())
+	if a.reasoning != nil {
+		th, c := a.reasoning.Flush()
+		thought, content = thought+th, content+c
+	}
 	a.made += len(content)
 	certain, hit := a.stops.push(content)
 	if !hit {
 		certain += a.stops.flush()
 	}
-	return a.deliver(thought+th, certain, hit, !hit)
+	return a.deliver(thought, certain, hit, !hit)
 }
 
 // deliver adds to the text the probabilities that go with it: those of tokens of

@@ -37,6 +37,8 @@ type script struct {
 	pause chan struct{}
 	at    int
 	top   []sampler.LogProb
+	// reading, where set, is how much of the prompt was read.
+	reading *atomic.Int64
 }
 
 // fakeEngine answers from scripts, one per request in order, the last one again
@@ -107,7 +109,17 @@ func (g *fakeGeneration) Next(ctx context.Context) (engine.Token, error) {
 func (g *fakeGeneration) Finish() string { return g.finish }
 func (g *fakeGeneration) Close()         { g.once.Do(func() { close(g.closed) }) }
 func (g *fakeGeneration) Stats() engine.Stats {
-	return engine.Stats{Prompt: g.prompt, Cached: 2, Generated: len(g.tokens)}
+	return engine.Stats{Prompt: g.prompt, Cached: 2, Generated: len(g.tokens), Prefill: 50 * time.Millisecond, Decode: 2 * time.Second}
+}
+
+func (g *fakeGeneration) Progress() engine.Progress {
+	p := engine.Progress{Phase: engine.PhaseDecode, Prompt: g.prompt, Cached: 2, Read: g.prompt, Prefill: 50 * time.Millisecond}
+	if g.reading != nil {
+		if read := int(g.reading.Load()); read < g.prompt {
+			p.Phase, p.Read, p.Prefill = engine.PhasePrefill, read, 7*time.Millisecond
+		}
+	}
+	return p
 }
 
 // testModel is the default model's tokenizer and template, and an engine that
@@ -178,6 +190,12 @@ func steady(t testing.TB, out map[string]any) map[string]any {
 			t.Errorf("id %q", id)
 		}
 		out["id"] = "ID"
+	}
+	if timings, ok := out["timings"]; ok {
+		if n := len(timings.(map[string]any)); n != 9 {
+			t.Errorf("%d timings: %v", n, timings)
+		}
+		delete(out, "timings")
 	}
 	if created, ok := out["created"].(float64); ok {
 		if d := time.Since(time.Unix(int64(created), 0)); d < 0 || d > time.Minute {

@@ -31,6 +31,11 @@ type errorBody struct {
 	Code    *string `json:"code"`
 }
 
+// errorObject is the body of an error's response, and its event in a stream.
+type errorObject struct {
+	Error errorBody `json:"error"`
+}
+
 func (e *apiError) Error() string { return e.body.Message }
 
 // optional is nil for an empty string: the API writes null.
@@ -92,7 +97,5 @@ func (e *apiError) write(w http.ResponseWriter) {
 	if e.retryAfter > 0 {
 		w.Header().Set("Retry-After", strconv.Itoa(e.retryAfter))
 	}
-	writeJSON(w, e.status, struct {
-		Error errorBody `json:"error"`
-	}{e.body})
+	writeJSON(w, e.status, errorObject{e.body})
 }

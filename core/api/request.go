@@ -18,30 +18,36 @@ const (
 	maxStops       = 16
 )
 
-// chatRequest is a request for chat completions, understood and checked.
-type chatRequest struct {
+// options are what requests for chat and for text completions have in common,
+// understood and checked.
+type options struct {
 	model string
+	// sampling says how tokens are chosen; without a seed, seeded is false.
+	sampling  sampler.Config
+	seeded    bool
+	maxTokens int // 0: the rest of the context
+	// ignoreEOS lets the answer go on behind the model's end.
+	ignoreEOS bool
+	stop      []string
+	choices   int // answers to each prompt
+	logProbs  int // -1: none
+	// stream asks for events; progress for reports on how far a prompt was read.
+	stream, includeUsage, progress bool
+}
+
+// chatRequest is a request for chat completions.
+type chatRequest struct {
+	options
 	// conversation is what the template renders, without what depends on the
 	// template: the order of the messages and effort.
 	conversation template.Request
 	// effort is the wanted amount of reasoning, "" for the template's default;
 	// effortFrom is the parameter that says so.
 	effort, effortFrom string
-
-	// sampling says how tokens are chosen; without a seed, seeded is false.
-	sampling  sampler.Config
-	seeded    bool
-	maxTokens int // 0: the rest of the context
-	// ignoreEOS lets the answer go on behind the model's end.
-	ignoreEOS            bool
-	stop                 []string
-	choices              int
-	logProbs             int // -1: none
-	stream, includeUsage bool
 }
 
-// parseChat reads the body of a request for chat completions.
-func parseChat(body string) (*chatRequest, *apiError) {
+// parseBody reads the body of a request: one JSON object.
+func parseBody(body string) (*params, *apiError) {
 	root, err := parseJSON(body)
 	if err != nil {
 		return nil, refuse("", "", "We could not parse the JSON body of your request: %s.", err)
@@ -49,33 +55,27 @@ func parseChat(body string) (*chatRequest, *apiError) {
 	if root.kind != kindObject {
 		return nil, refuse("", "", "The body of your request must be a JSON object, but it is %s.", root.kind)
 	}
-	p := &params{object: root}
-	if e := refuseUnsupported(p); e != nil {
+	return &params{object: root}, nil
+}
+
+// parseChat reads the body of a request for chat completions.
+func parseChat(body string) (*chatRequest, *apiError) {
+	p, e := parseBody(body)
+	if e == nil {
+		e = refuseUnsupported(p, unsupportedInChat)
+	}
+	if e != nil {
 		return nil, e
 	}
-	req := &chatRequest{
-		model:     p.text("model", ""),
-		choices:   int(p.whole("n", 1, maxChoices, 1)),
-		ignoreEOS: p.boolean("ignore_eos", false),
-		stream:    p.boolean("stream", false),
-		logProbs:  -1,
-	}
-	parseSampling(p, req)
+	req := &chatRequest{options: parseOptions(p)}
 	// 0 and -1 mean the rest of the context, like no bound at all.
-	limit := p.whole("max_tokens", -1, math.MaxInt32, 0)
-	req.maxTokens = int(max(0, p.whole("max_completion_tokens", -1, math.MaxInt32, limit)))
-	if options := p.want("stream_options", kindObject); options != nil {
-		o := &params{object: options, path: "stream_options"}
-		req.includeUsage = o.boolean("include_usage", false)
-		p.adopt(o)
-	}
+	req.maxTokens = int(max(0, p.whole("max_completion_tokens", -1, math.MaxInt32, int64(req.maxTokens))))
 	top := p.whole("top_logprobs", 0, maxTopLogProbs, -1)
 	if p.boolean("logprobs", false) {
 		req.logProbs = int(max(0, top))
 	} else if top > 0 && p.err == nil {
 		return nil, refuse("top_logprobs", "invalid_value", "Invalid value for 'top_logprobs': it needs 'logprobs' to be true.")
 	}
-	req.stop = parseStop(p)
 	req.conversation.AddGenerationPrompt = true
 	req.conversation.Messages = parseMessages(p, body)
 	req.conversation.Tools = parseTools(p, body)
@@ -86,15 +86,40 @@ func parseChat(body string) (*chatRequest, *apiError) {
 	return req, nil
 }
 
-// unsupported are parameters of which only some values can be honoured. The
-// others are refused by name: an answer that silently lacks what was asked for
-// is worse than none.
-var unsupported = []struct {
+// parseOptions reads what the two kinds of completions have in common.
+func parseOptions(p *params) options {
+	o := options{
+		model:     p.text("model", ""),
+		choices:   int(p.whole("n", 1, maxChoices, 1)),
+		maxTokens: int(max(0, p.whole("max_tokens", -1, math.MaxInt32, 0))),
+		ignoreEOS: p.boolean("ignore_eos", false),
+		stream:    p.boolean("stream", false),
+		progress:  p.boolean("return_progress", false),
+		logProbs:  -1,
+		stop:      parseStop(p),
+	}
+	parseSampling(p, &o)
+	if stream := p.want("stream_options", kindObject); stream != nil {
+		s := &params{object: stream, path: "stream_options"}
+		o.includeUsage = s.boolean("include_usage", false)
+		p.adopt(s)
+	}
+	return o
+}
+
+// limited is a parameter of which only some values can be honoured. The others
+// are refused by name: an answer that silently lacks what was asked for is worse
+// than none.
+type limited struct {
 	name      string
 	supported func(n *node) bool
 	why       string
-}{
+}
+
+var unsupportedInChat = []limited{
 	{"response_format", func(n *node) bool { f := n.member("type"); return f != nil && f.text == "text" }, "only {\"type\": \"text\"} is supported"},
+	{"json_schema", never, "the form of answers cannot be constrained"},
+	{"grammar", never, "the form of answers cannot be constrained"},
 	{"tool_choice", func(n *node) bool { return n.text == "auto" || n.text == "none" }, "only \"auto\" and \"none\" are supported"},
 	{"functions", func(n *node) bool { return len(n.items) == 0 }, "use 'tools' instead"},
 	{"function_call", func(n *node) bool { return n.text == "auto" || n.text == "none" }, "use 'tools' instead"},
@@ -106,8 +131,8 @@ var unsupported = []struct {
 
 func never(*node) bool { return false }
 
-func refuseUnsupported(p *params) *apiError {
-	for _, u := range unsupported {
+func refuseUnsupported(p *params, list []limited) *apiError {
+	for _, u := range list {
 		if n := p.get(u.name); n != nil && !u.supported(n) {
 			return refuse(u.name, "unsupported_value", "Unsupported value for '%s': %s.", u.name, u.why)
 		}
@@ -117,8 +142,8 @@ func refuseUnsupported(p *params) *apiError {
 
 // parseSampling reads how tokens are to be chosen. What is not said is as the
 // OpenAI API has it: the model's own distribution.
-func parseSampling(p *params, req *chatRequest) {
-	req.sampling = sampler.Config{
+func parseSampling(p *params, o *options) {
+	o.sampling = sampler.Config{
 		Temperature:       p.number("temperature", 0, 2, 1),
 		TopP:              p.number("top_p", 0, 1, 1),
 		TopK:              int(max(0, p.whole("top_k", -1, math.MaxInt32, 0))),
@@ -129,22 +154,22 @@ func parseSampling(p *params, req *chatRequest) {
 		RepetitionPenalty: p.number("repetition_penalty", 0.01, 100, 1),
 		PenaltyWindow:     int(p.whole("penalty_last_n", -1, math.MaxInt32, 0)),
 	}
-	if p.get("penalty_last_n") != nil && req.sampling.PenaltyWindow == 0 {
+	if p.get("penalty_last_n") != nil && o.sampling.PenaltyWindow == 0 {
 		// As elsewhere: a window of nothing.
-		req.sampling.PresencePenalty, req.sampling.FrequencyPenalty, req.sampling.RepetitionPenalty = 0, 0, 1
+		o.sampling.PresencePenalty, o.sampling.FrequencyPenalty, o.sampling.RepetitionPenalty = 0, 0, 1
 	}
-	if p.get("top_p") != nil && req.sampling.TopP == 0 {
+	if p.get("top_p") != nil && o.sampling.TopP == 0 {
 		// The sampler's 0 keeps all; the API's keeps the most likely token.
-		req.sampling.TopP = math.SmallestNonzeroFloat64
+		o.sampling.TopP = math.SmallestNonzeroFloat64
 	}
 	if p.get("seed") != nil {
-		req.sampling.Seed, req.seeded = uint64(p.whole("seed", math.MinInt64, math.MaxInt64, 0)), true
+		o.sampling.Seed, o.seeded = uint64(p.whole("seed", math.MinInt64, math.MaxInt64, 0)), true
 	}
 	bias := p.want("logit_bias", kindObject)
 	if bias == nil {
 		return
 	}
-	req.sampling.LogitBias = make(map[int32]float32, len(bias.items))
+	o.sampling.LogitBias = make(map[int32]float32, len(bias.items))
 	b := &params{object: bias, path: "logit_bias"}
 	for _, name := range bias.names {
 		id, err := strconv.ParseInt(name, 10, 32)
@@ -152,7 +177,7 @@ func parseSampling(p *params, req *chatRequest) {
 			p.fail(refuse("logit_bias", "invalid_value", "Invalid value for 'logit_bias': %q is not a token id.", name))
 			return
 		}
-		req.sampling.LogitBias[int32(id)] = float32(b.number(name, -100, 100, 0))
+		o.sampling.LogitBias[int32(id)] = float32(b.number(name, -100, 100, 0))
 	}
 	p.adopt(b)
 }

@@ -37,6 +37,8 @@ type Generation interface {
 	Next(ctx context.Context) (engine.Token, error)
 	// Finish says why the answer ended.
 	Finish() string
+	// Progress says how far it has come.
+	Progress() engine.Progress
 	// Stats returns measurements.
 	Stats() engine.Stats
 	// Close ends the generation. It is idempotent and does not wait.
@@ -161,17 +163,38 @@ func (s *Server) current() *Model {
 // errStopping is the cause with which requests end that outlast a shutdown.
 var errStopping = unavailable(http.StatusServiceUnavailable, 5, "shutting_down", "server error: the server is shutting down")
 
-// wait returns the model, waiting a little where it is still being loaded.
-func (s *Server) wait(ctx context.Context) (*Model, error) {
+// wait returns the model. Where it is still being loaded, a stream waits with its
+// client, kept alive by comments, and other requests a little. out may be nil.
+func (s *Server) wait(ctx context.Context, out *liveStream) (*Model, error) {
+	var hold, silence <-chan time.Time
 	if s.current() == nil {
-		timer := time.NewTimer(s.cfg.HoldHeaders)
-		defer timer.Stop()
+		if out != nil {
+			hold, silence = out.hold.C, out.silence.C
+		} else {
+			timer := time.NewTimer(s.cfg.HoldHeaders)
+			defer timer.Stop()
+			hold = timer.C
+		}
+	}
+	for s.current() == nil {
 		select {
 		case <-s.ready:
-		case <-timer.C:
-			return nil, unavailable(http.StatusServiceUnavailable, 2, "model_loading", "server error: the model is still being loaded, try again later")
 		case <-ctx.Done():
 			return nil, context.Cause(ctx)
+		case <-hold:
+			if out == nil {
+				return nil, unavailable(http.StatusServiceUnavailable, 2, "model_loading", "server error: the model is still being loaded, try again later")
+			}
+			out.start()
+			out.settle()
+		case <-silence:
+			if out.started {
+				out.comment("loading the model")
+				out.settle()
+			}
+		}
+		if out != nil && out.err != nil {
+			return nil, out.err
 		}
 	}
 	s.mu.Lock()

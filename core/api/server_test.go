@@ -8,6 +8,7 @@ import (
 	"io"
 	"net"
 	"net/http"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -219,6 +220,30 @@ func TestLoading(t *testing.T) {
 	want = m{"status": "ok", "service": "strata", "version": "test", "loaded": true, "model": "pebble", "context": 2048.0, "running": 1.0, "queued": 2.0}
 	if d := cmp.Diff(want, got); d != "" || status != 200 {
 		t.Errorf("status %d; %s", status, d)
+	}
+}
+
+// A stream waits for the model as long as its client does.
+func TestStreamWaitsForTheModel(t *testing.T) {
+	s, url := serve(t, nil, func(c *config.Server) { c.HoldHeaders, c.KeepAlive = 10*time.Millisecond, 20*time.Millisecond })
+	mod, _ := testModel(t, script{text: "</think>ok"})
+	resp := post(t, url, `{`+hello+`,"stream":true}`)
+	late := post(t, url, `{`+hello+`,"logit_bias":{"999999":1},"stream":true}`)
+	time.AfterFunc(100*time.Millisecond, func() { s.SetModel(mod) })
+	events := sse(t, resp.Body)
+	if events[0] != ": loading the model" {
+		t.Errorf("first event %v", events[0])
+	}
+	events = slices.DeleteFunc(events, func(e any) bool { return e == ": loading the model" || e == ": keep-alive" })
+	want := []any{piecewise(0, m{"role": "assistant", "content": ""}, nil), piecewise(0, m{"content": "ok"}, nil), piecewise(0, m{}, "stop"), "[DONE]"}
+	if d := cmp.Diff(want, joined(events)); d != "" {
+		t.Error(d)
+	}
+	// What is wrong with a request shows only then, as an event.
+	events = sse(t, late.Body)
+	failure, ok := events[len(events)-2].(m)["error"].(m)
+	if !ok || failure["param"] != "logit_bias" || events[len(events)-1] != "[DONE]" {
+		t.Errorf("events %v", events)
 	}
 }
 

@@ -18,6 +18,7 @@ type completion struct {
 	Choices           []choice `json:"choices"`
 	Usage             usage    `json:"usage"`
 	SystemFingerprint string   `json:"system_fingerprint"`
+	Timings           *timings `json:"timings"`
 }
 
 type choice struct {
@@ -44,6 +45,9 @@ type chunk struct {
 	// Usage is absent where it was not asked for, and else null in all chunks but
 	// the last.
 	Usage *optionalUsage `json:"usage,omitempty"`
+	// Timings are in a stream's last chunk, PromptProgress where it was asked for.
+	Timings        *timings        `json:"timings,omitempty"`
+	PromptProgress *promptProgress `json:"prompt_progress,omitempty"`
 }
 
 type chunkChoice struct {

@@ -350,6 +350,47 @@ func TestCancel(t *testing.T) {
 	}
 }
 
+func TestProgress(t *testing.T) {
+	m := newRolling(true, true)
+	m.gate = make(chan struct{})
+	e := start(t, nil, m)
+	g, err := e.Start(t.Context(), request(prompt(40, 1), 2))
+	if err != nil {
+		t.Fatal(err)
+	}
+	until := func(want Progress) {
+		t.Helper()
+		for end := time.Now().Add(10 * time.Second); ; time.Sleep(time.Millisecond) {
+			p := g.Progress()
+			took := p.Prefill
+			if p.Prefill = 0; p == want {
+				if took <= 0 {
+					t.Errorf("%+v took %v", p, took)
+				}
+				return
+			}
+			if time.Now().After(end) {
+				t.Fatalf("progress %+v, want %+v", p, want)
+			}
+		}
+	}
+	until(Progress{Phase: PhasePrefill, Prompt: 40})
+	m.gate <- struct{}{}
+	until(Progress{Phase: PhasePrefill, Read: 16, Prompt: 40})
+	m.gate <- struct{}{}
+	until(Progress{Phase: PhasePrefill, Read: 32, Prompt: 40})
+	m.gate <- struct{}{}
+	until(Progress{Phase: PhaseDecode, Read: 40, Prompt: 40})
+	close(m.gate)
+	if _, err := collect(t, g); err != nil {
+		t.Fatal(err)
+	}
+	until(Progress{Phase: PhaseDone, Read: 40, Prompt: 40})
+	if p, s := g.Progress(), g.Stats(); p.Prefill != s.Prefill {
+		t.Errorf("prefill took %v by the progress and %v by the measurements", p.Prefill, s.Prefill)
+	}
+}
+
 func TestNonFiniteEndsOnlyItsRequest(t *testing.T) {
 	m := newRolling(true, true)
 	m.bad[30] = core.RowFlags{State: true, Layer: 1}

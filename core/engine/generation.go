@@ -34,8 +34,11 @@ const (
 type Progress struct {
 	// Phase is what it is doing.
 	Phase Phase
-	// Read of Prompt tokens of the prompt have been executed.
-	Read, Prompt int
+	// Read of Prompt tokens of the prompt have been executed, Cached of them by an
+	// earlier request.
+	Read, Prompt, Cached int
+	// Prefill is the time since admission, at most up to the first token.
+	Prefill time.Duration
 }
 
 // Finish reasons, as in the OpenAI API.
@@ -127,7 +130,11 @@ func (g *Generation) Close() {
 func (g *Generation) Progress() Progress {
 	g.mu.Lock()
 	defer g.mu.Unlock()
-	return Progress{Phase: g.phase, Read: min(g.executed, len(g.req.Prompt)), Prompt: len(g.req.Prompt)}
+	p := Progress{Phase: g.phase, Read: min(g.executed, len(g.req.Prompt)), Prompt: len(g.req.Prompt), Cached: g.stats.Cached, Prefill: g.stats.Prefill}
+	if g.phase == PhasePrefill {
+		p.Prefill = time.Since(g.admitted)
+	}
+	return p
 }
 
 // Finish returns why the answer ended, "" before it has or where it failed.
