@@ -8,6 +8,7 @@ import (
 	"io"
 	"strings"
 	"sync"
+	"unicode"
 )
 
 const (
@@ -29,9 +30,12 @@ type output struct {
 	mu sync.Mutex // protects the fields below
 	// tail are the last lines, oldest first.
 	tail []string
-	// fatal are the first lines of a crash report. They say more than the last
-	// lines, which are the stacks of idle goroutines.
+	// fatal are the first lines of a crash report, up to the stacks: these are for
+	// the log alone. They say more than the last lines, which are the stacks of
+	// idle goroutines.
 	fatal []string
+	// stacks says that the crash report has come to them.
+	stacks bool
 }
 
 func newOutput(stdout, stderr *relay) *output {
@@ -71,7 +75,10 @@ func (o *output) line(line []byte) {
 	defer o.mu.Unlock()
 	crash := strings.HasPrefix(text, "panic: ") || strings.HasPrefix(text, "fatal error: ") ||
 		strings.HasPrefix(text, "SIG") || strings.HasPrefix(text, "unexpected fault address")
-	if len(o.fatal) < tailLines && (crash || len(o.fatal) > 0) {
+	if len(o.fatal) > 0 && (strings.HasPrefix(text, "goroutine ") || strings.HasPrefix(text, "runtime stack:")) {
+		o.stacks = true
+	}
+	if !o.stacks && len(o.fatal) < tailLines && (crash || len(o.fatal) > 0) {
 		o.fatal = append(o.fatal, text)
 	}
 	if len(o.tail) == tailLines {
@@ -104,7 +111,11 @@ func (o *output) lastWords() string {
 	o.mu.Lock()
 	defer o.mu.Unlock()
 	if len(o.fatal) > 0 {
-		return strings.Join(o.fatal, "; ")
+		words := strings.Join(o.fatal, "; ")
+		if strings.Contains(words, "SIGBUS") {
+			words += "; a file in use, such as the model, was cut short or cannot be read any more"
+		}
+		return words
 	}
 	return strings.Join(o.tail, "; ")
 }
@@ -117,7 +128,7 @@ func wordsOf(line []byte) (string, bool) {
 		return "", false
 	}
 	if line[0] != '{' {
-		return strings.ToValidUTF8(text, "?"), true
+		return printable(text), true
 	}
 	// The fields that hclog gives every JSON entry.
 	var entry struct {
@@ -126,7 +137,7 @@ func wordsOf(line []byte) (string, bool) {
 		Error   string `json:"error"`
 	}
 	if err := json.Unmarshal(line, &entry); err != nil || entry.Message == "" {
-		return strings.ToValidUTF8(text, "?"), true
+		return printable(text), true
 	}
 	switch entry.Level {
 	case "trace", "debug", "info":
@@ -136,7 +147,20 @@ func wordsOf(line []byte) (string, bool) {
 	if entry.Error != "" {
 		text += ": " + entry.Error
 	}
-	return text[:min(len(text), tailLineBytes)], true
+	return printable(text[:min(len(text), tailLineBytes)]), true
+}
+
+// printable replaces what is not text: a terminal would obey it.
+func printable(s string) string {
+	return strings.Map(func(r rune) rune {
+		switch {
+		case r == '\t':
+			return ' '
+		case !unicode.IsPrint(r):
+			return '?'
+		}
+		return r
+	}, strings.ToValidUTF8(s, "?"))
 }
 
 // eachLine calls f for every line of r without its end, until r ends. The slice

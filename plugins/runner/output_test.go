@@ -41,10 +41,31 @@ func TestWords(t *testing.T) {
 		{`{"no":"hclog"}`, `{"no":"hclog"}`},
 		{`{broken`, `{broken`},
 		{"\xff", "?"},
+		{"a\x1b[31m\tred\u0085b", "a?[31m red?b"},
+		{`{"@level":"error","@message":"a\u001b[0m"}`, "a?[0m"},
 		{strings.Repeat("z", 2*tailLineBytes), strings.Repeat("z", tailLineBytes)},
 	} {
 		if got, _ := wordsOf([]byte(c.in)); got != c.want {
 			t.Errorf("%q: %q, want %q", c.in, got, c.want)
+		}
+	}
+}
+
+func TestLastWords(t *testing.T) {
+	for _, c := range []struct {
+		name, in, want string
+	}{
+		{"nothing", "", ""},
+		{"tail", "one\ntwo\n", "one; two"},
+		{"panic", "up\npanic: boom\n\ngoroutine 1 [running]:\nmain.main()\npanic: later\n", "panic: boom"},
+		{"fatal", "fatal error: all goroutines are asleep - deadlock!\n\nruntime stack:\nx\n", "fatal error: all goroutines are asleep - deadlock!"},
+		{"file cut short", "unexpected fault address 0x10\nfatal error: fault\n[signal SIGBUS: bus error]\n\ngoroutine 3 gp=0x1 [running]:\nruntime.throw\n",
+			"unexpected fault address 0x10; fatal error: fault; [signal SIGBUS: bus error]; a file in use, such as the model, was cut short or cannot be read any more"},
+	} {
+		o := newOutput(newRelay(), newRelay())
+		o.pumpStderr(strings.NewReader(c.in))
+		if got := o.lastWords(); got != c.want {
+			t.Errorf("%s: %q, want %q", c.name, got, c.want)
 		}
 	}
 }

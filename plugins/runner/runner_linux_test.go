@@ -225,7 +225,7 @@ func alive(pid int) bool {
 func TestExit(t *testing.T) {
 	for _, c := range []struct{ role, want string }{
 		{"exit", "exit status 3; its last words: open device: no such device"},
-		{"crash", "exit status 2; its last words: panic: the roof is on fire; goroutine 1"},
+		{"crash", "exit status 2; its last words: panic: the roof is on fire"},
 		{"chatty", "exit status 2; its last words: usage: chatty"},
 	} {
 		t.Run(c.role, func(t *testing.T) {
