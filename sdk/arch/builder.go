@@ -3,6 +3,7 @@ package arch
 import (
 	"fmt"
 	"slices"
+	"strconv"
 	"strings"
 
 	pb "github.com/strata-engine/strata/plugins/proto/strata/backend/v1alpha1"
@@ -186,9 +187,19 @@ func (b *builder) describe(surplus []string) error {
 	return fmt.Errorf("not a complete %s model: %s", b.spec.GetArchitecture(), strings.Join(parts, "; "))
 }
 
-// few lists the first names and says how many more there are.
+// few lists the first names, each once, and says how many more there are.
 func few(names []string) string {
 	const most = 4
+	var once []string
+	for _, name := range names {
+		if quoted := strconv.Quote(name); quoted != `"`+name+`"` {
+			name = quoted // the file says it: no control characters in a message
+		}
+		if !slices.Contains(once, name) {
+			once = append(once, name)
+		}
+	}
+	names = once
 	if len(names) <= most {
 		return strings.Join(names, ", ")
 	}

@@ -142,6 +142,11 @@ func TestCheckRefuses(t *testing.T) {
 		{"shape", "qwen35moe", add("blk.3.attn_q.weight", 16, 32), "wrong shapes: blk.3.attn_q.weight is [16 32] and must be [16 64]"},
 		{"swapped shape", "qwen35moe", add("output.weight", archtest.Vocab, 16), "wrong shapes: output.weight is [40 16] and must be [16 40]"},
 		{"surplus", "qwen3next", add("blk.0.attn_bias", 16), "tensors that do not belong to the architecture: blk.0.attn_bias"},
+		{"mistake of a tensor used twice", "qwen4exp", func(m *archtest.Model) {
+			add("output.weight", 8, archtest.Vocab)(m)
+			add("extra", 1)(m)
+		}, "wrong shapes: output.weight is [8 40] and must be [16 40]; tensors that do not belong to the architecture: extra"},
+		{"control characters", "qwen3next", add("blk.0\n\x1b[31m", 16), `tensors that do not belong to the architecture: "blk.0\n\x1b[31m"`},
 		{"layer too many", "qwen3moe", add("blk.4.attn_norm.weight", 16), "do not belong to the architecture: blk.4.attn_norm.weight"},
 		{"split and fused experts", "qwen3moe", add("blk.0.ffn_gate_up_exps.weight", 16, 16, 6),
 			"do not belong to the architecture: blk.0.ffn_gate_exps.weight, blk.0.ffn_up_exps.weight"},
