@@ -25,6 +25,8 @@ type answer struct {
 	// made and sent count bytes of content: what the model wrote, and what left
 	// the stop strings' hands.
 	made, sent int
+	// characters counts what the model wrote in characters.
+	characters int
 	// pending are the probabilities of tokens of which nothing was sent yet.
 	pending []pendingProb
 }
@@ -67,10 +69,11 @@ func (a *answer) push(t engine.Token) piece {
 	if a.inReasoning() {
 		a.thought++
 	}
-	start := a.made
+	start, offset := a.made, a.characters
 	text := a.stream.Push(t.ID)
 	thought, content := a.split(text)
 	a.made += len(content)
+	a.characters += utf8.RuneCountInString(content)
 	if a.inReasoning() {
 		a.reasoned = true
 		a.pending = a.pending[:0] // what was undecided until now is an opening tag
@@ -79,7 +82,7 @@ func (a *answer) push(t engine.Token) piece {
 		// without text may be the first part of a character that is.
 		between := a.reasoned && a.made == 0 && text != ""
 		if !between {
-			a.pending = append(a.pending, pendingProb{start, a.prob(t)})
+			a.pending = append(a.pending, pendingProb{start, a.prob(t, offset)})
 		}
 	}
 	certain, hit := a.stops.push(content)
@@ -124,9 +127,9 @@ func (a *answer) deliver(thought, content string, hit, all bool) piece {
 	return p
 }
 
-// prob writes the log-probabilities of a token.
-func (a *answer) prob(t engine.Token) tokenLogProb {
-	out := tokenLogProb{tokenProb: a.tokenProb(t.ID, t.LogProb), TopLogProbs: []tokenProb{}}
+// prob writes the log-probabilities of a token whose text begins at offset.
+func (a *answer) prob(t engine.Token, offset int) tokenLogProb {
+	out := tokenLogProb{offset: offset, tokenProb: a.tokenProb(t.ID, t.LogProb), TopLogProbs: []tokenProb{}}
 	for _, alt := range t.Top {
 		out.TopLogProbs = append(out.TopLogProbs, a.tokenProb(alt.ID, alt.LogProb))
 	}

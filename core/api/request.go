@@ -62,7 +62,7 @@ func parseBody(body string) (*params, *apiError) {
 func parseChat(body string) (*chatRequest, *apiError) {
 	p, e := parseBody(body)
 	if e == nil {
-		e = refuseUnsupported(p, unsupportedInChat)
+		e = refuseUnsupported(p, constraints, unsupportedInChat)
 	}
 	if e != nil {
 		return nil, e
@@ -116,10 +116,14 @@ type limited struct {
 	why       string
 }
 
-var unsupportedInChat = []limited{
+// constraints would bind the form of answers.
+var constraints = []limited{
 	{"response_format", func(n *node) bool { f := n.member("type"); return f != nil && f.text == "text" }, "only {\"type\": \"text\"} is supported"},
 	{"json_schema", never, "the form of answers cannot be constrained"},
 	{"grammar", never, "the form of answers cannot be constrained"},
+}
+
+var unsupportedInChat = []limited{
 	{"tool_choice", func(n *node) bool { return n.text == "auto" || n.text == "none" }, "only \"auto\" and \"none\" are supported"},
 	{"functions", func(n *node) bool { return len(n.items) == 0 }, "use 'tools' instead"},
 	{"function_call", func(n *node) bool { return n.text == "auto" || n.text == "none" }, "use 'tools' instead"},
@@ -131,10 +135,12 @@ var unsupportedInChat = []limited{
 
 func never(*node) bool { return false }
 
-func refuseUnsupported(p *params, list []limited) *apiError {
-	for _, u := range list {
-		if n := p.get(u.name); n != nil && !u.supported(n) {
-			return refuse(u.name, "unsupported_value", "Unsupported value for '%s': %s.", u.name, u.why)
+func refuseUnsupported(p *params, lists ...[]limited) *apiError {
+	for _, list := range lists {
+		for _, u := range list {
+			if n := p.get(u.name); n != nil && !u.supported(n) {
+				return refuse(u.name, "unsupported_value", "Unsupported value for '%s': %s.", u.name, u.why)
+			}
 		}
 	}
 	return nil

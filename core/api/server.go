@@ -67,6 +67,8 @@ type Model struct {
 	Spec *core.ModelSpec
 	// Context is the most tokens of a prompt and its answer.
 	Context int
+	// Sequences is how many are computed at once.
+	Sequences int
 	// Loaded is when it was loaded.
 	Loaded time.Time
 	// Tokenizer and Template turn a conversation into tokens.
@@ -110,8 +112,12 @@ func New(cfg config.Server, version string, log hclog.Logger) *Server {
 		handle       http.HandlerFunc
 	}{
 		{http.MethodPost, "/v1/chat/completions", s.chat},
+		{http.MethodPost, "/v1/completions", s.complete},
 		{http.MethodGet, "/v1/models", s.listModels},
 		{http.MethodGet, "/v1/models/{id...}", s.showModel},
+		{http.MethodPost, "/tokenize", s.tokenize},
+		{http.MethodPost, "/detokenize", s.detokenize},
+		{http.MethodGet, "/props", s.props},
 		{http.MethodGet, "/health", s.health},
 		{http.MethodGet, "/health/ready", s.health},
 		{http.MethodGet, "/health/live", s.live},

@@ -93,6 +93,8 @@ type logProbs struct {
 type tokenLogProb struct {
 	tokenProb
 	TopLogProbs []tokenProb `json:"top_logprobs"`
+	// offset is where in the content the token begins, in characters.
+	offset int
 }
 
 type tokenProb struct {
@@ -123,8 +125,8 @@ func encode(v any) []byte {
 	enc := json.NewEncoder(&out)
 	enc.SetEscapeHTML(false)
 	if err := enc.Encode(v); err != nil {
-		// The shapes above cannot fail: there are no maps, channels or
-		// non-finite numbers in them.
+		// The shapes of this package cannot fail: there are no channels, no keys
+		// but text and no non-finite numbers in them.
 		panic("api: encode response: " + err.Error())
 	}
 	return bytes.TrimSuffix(out.Bytes(), []byte("\n"))

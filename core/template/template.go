@@ -28,6 +28,7 @@ type Config struct {
 // Template is a compiled chat template, safe for concurrent use.
 type Template struct {
 	compiled *jinja.Template
+	original string
 	source   source
 	guard    guard
 	bos, eos string
@@ -58,6 +59,9 @@ type ToolCall struct {
 	// the template as a string.
 	Arguments string
 }
+
+// Source is the template as the model file has it.
+func (t *Template) Source() string { return t.original }
 
 // Request is a conversation to render.
 type Request struct {
@@ -113,7 +117,7 @@ func New(cfg Config) (*Template, error) {
 	if err != nil {
 		return nil, fmt.Errorf("compile the chat template: %w", err)
 	}
-	t := &Template{source: src, bos: cfg.BOS, eos: cfg.EOS}
+	t := &Template{original: cfg.Source, source: src, bos: cfg.BOS, eos: cfg.EOS}
 	if t.compiled, err = compile(src.text); err != nil {
 		return nil, fmt.Errorf("compile the chat template: %w", err)
 	}
