@@ -51,7 +51,11 @@ type Backend struct {
 	// stage are the bounds of the loaded stage; nil while none is loaded.
 	stage atomic.Pointer[wire.Bounds]
 	// background are go-plugin's calls that know no context.
-	background     sync.WaitGroup
+	background sync.WaitGroup
+	// connected is closed when go-plugin has connected to the process, or could
+	// not for the reason connectErr.
+	connected      chan struct{}
+	connectErr     error
 	disconnectOnce sync.Once
 	closeOnce      sync.Once
 	closeErr       error

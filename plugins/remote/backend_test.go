@@ -1031,6 +1031,13 @@ func TestTwoBackends(t *testing.T) {
 
 func TestStartErrors(t *testing.T) {
 	base := testConfig(t, TransportAuto)
+	script := func(name, text string) func(*Config) {
+		path := filepath.Join(t.TempDir(), name)
+		if err := os.WriteFile(path, []byte("#!/bin/sh\n"+text+"\n"), 0o700); err != nil {
+			t.Fatal(err)
+		}
+		return func(c *Config) { c.Path = path }
+	}
 	for _, c := range []struct {
 		name   string
 		change func(*Config)
@@ -1038,6 +1045,9 @@ func TestStartErrors(t *testing.T) {
 	}{
 		{"missing program", func(c *Config) { c.Path = "/nowhere/strata-backend-x" }, "there is no such file"},
 		{"not a backend", func(c *Config) { c.Path = "/bin/false" }, "not a Strata backend"},
+		{"other words", script("words", "echo hello; exec sleep 10"), "last words: hello): it is not a Strata backend"},
+		{"other version", script("version", "echo '1|99|unix|/nowhere|grpc'; exec sleep 10"), "for another version of Strata, or none: incompatible API version with plugin. Plugin version: 99"},
+		{"other protocol", script("protocol", "echo '1|1|unix|/nowhere|netrpc'; exec sleep 10"), `unsupported plugin protocol "netrpc"`},
 		{"device", func(c *Config) { c.Env = []string{roleVariable + "=broken"} }, "there is no such device"},
 		{"transport", func(c *Config) { c.Transport = "pigeon" }, `transport "pigeon"`},
 		{"slots", func(c *Config) { c.Slots = 1 }, "1 slots"},
@@ -1047,8 +1057,13 @@ func TestStartErrors(t *testing.T) {
 		t.Run(c.name, func(t *testing.T) {
 			cfg := base
 			c.change(&cfg)
+			var logged bytes.Buffer
+			cfg.Logger = hclog.New(&hclog.LoggerOptions{Output: &logged, Level: hclog.Warn})
 			begin := time.Now()
 			b, err := Start(t.Context(), cfg)
+			if strings.Contains(logged.String(), "gracefully") {
+				t.Errorf("the log says more than the error: %s", logged.String())
+			}
 			if err == nil {
 				b.Close()
 				t.Fatal("no error")

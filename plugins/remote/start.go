@@ -215,16 +215,15 @@ func (b *Backend) connect(ctx context.Context) error {
 	// go-plugin's calls know no context. What ends them is the end of the process,
 	// which discard brings about.
 	var protocol plugin.ClientProtocol
-	connected := make(chan error, 1)
+	b.connected = make(chan struct{})
 	b.background.Go(func() {
-		var err error
-		protocol, err = b.client.Client()
-		connected <- err
+		protocol, b.connectErr = b.client.Client()
+		close(b.connected)
 	})
 	select {
-	case err := <-connected:
-		if err != nil {
-			return b.startError(err)
+	case <-b.connected:
+		if b.connectErr != nil {
+			return b.startError(b.connectErr)
 		}
 	case <-ctx.Done():
 		return context.Cause(ctx)
@@ -275,11 +274,17 @@ func (b *Backend) chooseLane() error {
 
 // startError explains why go-plugin could not start the process or speak to it.
 func (b *Backend) startError(err error) error {
+	// It has ended by itself, or go-plugin has just killed it.
 	select {
 	case <-b.process.Done():
-	case <-time.After(100 * time.Millisecond):
+	case <-time.After(time.Second):
 	}
 	if exit := b.process.Exit(); exit != "" && b.process.PID() != 0 {
+		if b.process.Killed() && b.process.Words() == "" {
+			// go-plugin has ended it, because it did not like the handshake.
+			why, _, _ := strings.Cut(err.Error(), "\n")
+			return fmt.Errorf("it is a backend for another version of Strata, or none: %s", why)
+		}
 		// What go-plugin says then is that it could not read or connect.
 		return fmt.Errorf("the program ended before it was ready (%s): it is not a Strata backend, or it cannot run here", exit)
 	}
@@ -300,10 +305,16 @@ func (b *Backend) discard() error {
 
 // disconnect lets go-plugin ask the process to end, wait for that, and free what
 // it has. It knows no bound, so it happens in the background; and it happens
-// once, because go-plugin would take a process that has ended for one that does
-// not obey.
+// once and only where there was a connection, because go-plugin would take a
+// process that has ended for one that does not obey.
 func (b *Backend) disconnect() {
-	b.disconnectOnce.Do(func() { b.background.Go(b.client.Kill) })
+	b.disconnectOnce.Do(func() {
+		b.background.Go(func() {
+			if <-b.connected; b.connectErr == nil {
+				b.client.Kill()
+			}
+		})
+	})
 }
 
 // cleanUp lets go of everything once the process has ended or was given up.

@@ -114,6 +114,8 @@ type Process struct {
 	proc *os.Process
 	// stopped is set by the first Stop; a start after it fails.
 	stopped bool
+	// killed is set when the process was sent SIGKILL.
+	killed bool
 	// reaped is set before the process id becomes free for reuse.
 	reaped bool
 	// pipes are our ends of the process's pipes.
@@ -396,7 +398,7 @@ func (p *Process) kill() {
 	}
 	// os.Process signals through a pidfd where the kernel has them, so that no
 	// other process can be hit. An error means that it has ended.
-	_ = p.proc.Kill()
+	p.killed = p.proc.Kill() == nil || p.killed
 	killGroup(p.proc.Pid)
 }
 
@@ -450,10 +452,22 @@ func (p *Process) Exit() string {
 	if state != nil {
 		how = state.String()
 	}
-	if words := p.output.lastWords(); words != "" {
+	if words := p.Words(); words != "" {
 		return how + "; its last words: " + words
 	}
 	return how
+}
+
+// Words is what the process said last, or how it crashed; the empty string where
+// it said nothing.
+func (p *Process) Words() string { return p.output.lastWords() }
+
+// Killed reports whether the process has ended because Stop or Kill ended it,
+// and not by itself.
+func (p *Process) Killed() bool {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	return p.killed && p.state != nil && !p.state.Exited()
 }
 
 // PID is the process's id, 0 before the start.
