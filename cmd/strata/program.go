@@ -31,7 +31,7 @@ const exitCodes = `Exit codes:
   3    the model file is missing, damaged or not supported
   4    the address cannot be listened on
   5    a backend is missing, or does not start or load
-  130  interrupted twice: running requests were cut off`
+  130  interrupted; serve: twice, and running requests were cut off`
 
 // program is the process's surroundings, so that tests can replace them.
 type program struct {
@@ -102,7 +102,7 @@ func (p *program) root() *cobra.Command {
 	root.SetFlagErrorFunc(func(cmd *cobra.Command, err error) error {
 		return with(exitUsage, fmt.Errorf("%w\nTry: %s --help", err, cmd.CommandPath()))
 	})
-	root.AddCommand(p.serveCommand(), p.chatCommand(), p.inspectCommand(), p.configCommand(), p.versionCommand())
+	root.AddCommand(p.serveCommand(), p.chatCommand(), p.runCommand(), p.inspectCommand(), p.configCommand(), p.versionCommand())
 	return root
 }
 
@@ -121,6 +121,12 @@ func terminal(stream any) bool {
 	f, ok := stream.(*os.File)
 	return ok && term.IsTerminal(int(f.Fd()))
 }
+
+// plain reports whether output must be without colours and other styles.
+func (p *program) plain() bool { return p.variable("NO_COLOR") != "" || p.dumb() }
+
+// dumb reports whether the terminal can only write lines.
+func (p *program) dumb() bool { return p.variable("TERM") == "dumb" }
 
 // variable returns the value of an environment variable, "" where it is not set.
 func (p *program) variable(name string) string {

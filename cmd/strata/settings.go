@@ -70,7 +70,7 @@ func (p *program) logger(cfg *config.Log) hclog.Logger {
 		Output:     p.err,
 		JSONFormat: cfg.Format == "json",
 	}
-	if terminal(p.err) && !options.JSONFormat && p.variable("NO_COLOR") == "" {
+	if terminal(p.err) && !options.JSONFormat && !p.plain() {
 		options.Color = hclog.ForceColor
 	}
 	return hclog.New(options)

@@ -327,8 +327,9 @@ func environValues(environ []string) (map[string]any, strayVariables, error) {
 }
 
 // otherVariables have the prefix and a meaning, but are no settings: the file to
-// read, and where tests look for models.
-var otherVariables = []string{"STRATA_CONFIG", "STRATA_TEST_MODELS"}
+// read, the key with which chat and run speak to a server, and where tests look
+// for models.
+var otherVariables = []string{"STRATA_API_KEY", "STRATA_CONFIG", "STRATA_TEST_MODELS"}
 
 func lower(s []string) []string {
 	out := make([]string, len(s))
