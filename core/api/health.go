@@ -16,6 +16,23 @@ type healthReport struct {
 	Running  int      `json:"running"`
 	Queued   int      `json:"queued"`
 	Message  string   `json:"message,omitempty"`
+	// Devices are what the model runs on.
+	Devices []deviceReport `json:"devices,omitempty"`
+}
+
+type deviceReport struct {
+	Name  string `json:"name"`
+	State string `json:"state"`
+	// Since is when it got into that state, as Unix time.
+	Since int64 `json:"since"`
+	// Layers are the first and the last layer, both included.
+	Layers      [2]int `json:"layers"`
+	PID         int    `json:"pid,omitempty"`
+	Starts      int    `json:"starts"`
+	Transport   string `json:"transport,omitempty"`
+	WeightBytes int64  `json:"weight_bytes"`
+	// Error is why it failed last, also after it works again.
+	Error string `json:"error,omitempty"`
 }
 
 // health says whether requests are answered: 200 where they are, else 503.
@@ -27,6 +44,7 @@ func (s *Server) health(w http.ResponseWriter, _ *http.Request) {
 	if m != nil {
 		totals := m.Engine.Stats()
 		report.Model, report.Context, report.Running, report.Queued = m.ID, m.Context, totals.Running, totals.Queued
+		report.Devices = reportDevices(m.Parts)
 	}
 	switch {
 	case stopping:
@@ -42,6 +60,24 @@ func (s *Server) health(w http.ResponseWriter, _ *http.Request) {
 		w.Header().Set("Retry-After", "1")
 	}
 	writeJSON(w, status, report)
+}
+
+func reportDevices(parts Parts) []deviceReport {
+	if parts == nil {
+		return nil
+	}
+	var out []deviceReport
+	for _, d := range parts.Devices() {
+		r := deviceReport{
+			Name: d.Name, State: d.State, Since: d.Since.Unix(), Layers: [2]int{d.First, d.Last - 1},
+			PID: d.PID, Starts: d.Starts, Transport: d.Transport, WeightBytes: d.WeightBytes,
+		}
+		if d.Error != nil {
+			r.Error = d.Error.Error()
+		}
+		out = append(out, r)
+	}
+	return out
 }
 
 // live says that the process answers, whatever else is wrong.

@@ -310,6 +310,7 @@ func FuzzParseChat(f *testing.F) {
 		f.Add(s)
 	}
 	mod, eng := testModel(f, script{text: "ok"})
+	s := New(config.Defaults().Server, "test", nil)
 	f.Fuzz(func(t *testing.T, body string) {
 		req, refused := parseChat(body)
 		if refused != nil {
@@ -323,7 +324,7 @@ func FuzzParseChat(f *testing.F) {
 		}
 		ctx, cancel := context.WithCancel(context.Background())
 		defer cancel()
-		run, err := begin(ctx, mod, req)
+		run, err := s.begin(ctx, mod, req)
 		if err != nil {
 			if e := fromEngine(err); e.status != 400 {
 				t.Errorf("%v", err)

@@ -12,6 +12,7 @@ import (
 	"time"
 
 	"github.com/strata-engine/strata/core/engine"
+	"github.com/strata-engine/strata/core/telemetry"
 )
 
 // prompt is what one of a request's answers goes on from.
@@ -49,6 +50,7 @@ type generative interface {
 type run struct {
 	*options
 	model   *Model
+	metrics *telemetry.Metrics
 	id      string
 	created time.Time
 	choices []*runChoice
@@ -102,7 +104,7 @@ func (s *Server) generate(w http.ResponseWriter, r *http.Request, req generative
 		out.fail(w, fromEngine(err))
 		return
 	}
-	run, err := begin(ctx, m, req)
+	run, err := s.begin(ctx, m, req)
 	if err != nil {
 		out.fail(w, fromEngine(err))
 		return
@@ -117,7 +119,7 @@ func (s *Server) generate(w http.ResponseWriter, r *http.Request, req generative
 }
 
 // begin queues a generation per choice. Either all are queued or none.
-func begin(ctx context.Context, m *Model, req generative) (*run, error) {
+func (s *Server) begin(ctx context.Context, m *Model, req generative) (*run, error) {
 	o := req.common()
 	prompts, err := req.prompts(ctx, m)
 	if err != nil {
@@ -127,7 +129,7 @@ func begin(ctx context.Context, m *Model, req generative) (*run, error) {
 		return nil, refuse("n", "invalid_value", "%d prompts with %d choices each are too many: a request may have at most %d answers.", len(prompts), o.choices, maxChoices)
 	}
 	run := &run{
-		options: o, model: m, id: req.prefix() + rand.Text(), created: time.Now(),
+		options: o, model: m, metrics: s.metrics, id: req.prefix() + rand.Text(), created: time.Now(),
 		events: make(chan event, 8*len(prompts)*o.choices), stopped: make(chan struct{}),
 	}
 	sampling := o.sampling
@@ -178,8 +180,14 @@ func randomSeed() uint64 {
 
 // follow turns the tokens of a choice into events.
 func (run *run) follow(ctx context.Context, c *runChoice) {
+	before, took := run.created, run.metrics.FirstToken
 	for {
 		token, err := c.generation.Next(ctx)
+		if err == nil {
+			now := time.Now()
+			took(now.Sub(before))
+			before, took = now, run.metrics.Token
+		}
 		if err != nil && err != io.EOF {
 			if cause := context.Cause(ctx); cause != nil {
 				err = cause

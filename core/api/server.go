@@ -1,6 +1,7 @@
 package api
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -17,6 +18,7 @@ import (
 	"github.com/strata-engine/strata/core"
 	"github.com/strata-engine/strata/core/config"
 	"github.com/strata-engine/strata/core/engine"
+	"github.com/strata-engine/strata/core/telemetry"
 	"github.com/strata-engine/strata/core/template"
 	"github.com/strata-engine/strata/core/tokenizer"
 )
@@ -76,6 +78,26 @@ type Model struct {
 	Template  *template.Template
 	// Engine executes.
 	Engine Engine
+	// Parts are what Engine executes on; nil where nothing is known of it.
+	Parts Parts
+}
+
+// Parts tell what the devices and stores of a model are doing.
+type Parts interface {
+	// Devices returns the state of every device. It does not wait.
+	Devices() []telemetry.Device
+	// Snapshot also asks the devices for their counters, until ctx ends.
+	Snapshot(ctx context.Context) telemetry.Snapshot
+}
+
+// snapshot is what the metrics show of a model.
+func (m *Model) snapshot(ctx context.Context) telemetry.Snapshot {
+	var s telemetry.Snapshot
+	if m.Parts != nil {
+		s = m.Parts.Snapshot(ctx)
+	}
+	s.Engine = m.Engine.Stats()
+	return s
 }
 
 // fingerprint names what answers are made with: equal fingerprints and seeds
@@ -90,6 +112,7 @@ type Server struct {
 	version string
 	log     hclog.Logger
 	handler http.Handler
+	metrics *telemetry.Metrics
 	ready   chan struct{} // closed when there is a model
 
 	mu       sync.Mutex // protects the fields below
@@ -104,7 +127,7 @@ func New(cfg config.Server, version string, log hclog.Logger) *Server {
 	if log == nil {
 		log = hclog.NewNullLogger()
 	}
-	s := &Server{cfg: cfg, version: version, log: log, ready: make(chan struct{}), loading: "starting"}
+	s := &Server{cfg: cfg, version: version, log: log, metrics: telemetry.New(version), ready: make(chan struct{}), loading: "starting"}
 	mux := http.NewServeMux()
 	paths := map[string][]string{}
 	for _, route := range []struct {
@@ -118,6 +141,7 @@ func New(cfg config.Server, version string, log hclog.Logger) *Server {
 		{http.MethodPost, "/tokenize", s.tokenize},
 		{http.MethodPost, "/detokenize", s.detokenize},
 		{http.MethodGet, "/props", s.props},
+		{http.MethodGet, "/metrics", s.metrics.Handler().ServeHTTP},
 		{http.MethodGet, "/health", s.health},
 		{http.MethodGet, "/health/ready", s.health},
 		{http.MethodGet, "/health/live", s.live},
@@ -137,7 +161,7 @@ func New(cfg config.Server, version string, log hclog.Logger) *Server {
 	mux.HandleFunc("/", func(w http.ResponseWriter, r *http.Request) {
 		invalidRequest(http.StatusNotFound, "unknown_url", "Unknown URL (%s %s).", r.Method, r.URL.Path).write(w)
 	})
-	s.handler = s.bounded(newGuard(&s.cfg, mux))
+	s.handler = s.bounded(newGuard(&s.cfg, mux), mux)
 	return s
 }
 
@@ -156,6 +180,7 @@ func (s *Server) SetModel(m *Model) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.model = m
+	s.metrics.Watch(m.snapshot)
 	close(s.ready)
 }
 
@@ -255,9 +280,9 @@ func (s *Server) Serve(ctx, force context.Context, listener net.Listener) error 
 }
 
 // bounded gives every request limits of size and time, also where nobody reads
-// its body, and turns a panic into an error. Who waits longer for an answer moves
-// the deadlines.
-func (s *Server) bounded(next http.Handler) http.Handler {
+// its body, turns a panic into an error, and counts. Who waits longer for an answer
+// moves the deadlines.
+func (s *Server) bounded(next http.Handler, routes *http.ServeMux) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		started := time.Now()
 		rw := &recorder{ResponseWriter: w}
@@ -274,10 +299,21 @@ func (s *Server) bounded(next http.Handler) http.Handler {
 				}
 				unavailable(http.StatusInternalServerError, 0, "internal_error", "server error: the request could not be processed").write(rw)
 			}
+			s.metrics.Request(endpoint(r, routes), cmp.Or(rw.status, http.StatusOK))
 			s.log.Debug("request", "method", r.Method, "path", r.URL.Path, "status", rw.status, "duration", time.Since(started))
 		}()
 		next.ServeHTTP(rw, r)
 	})
+}
+
+// endpoint is the path of a request's route, "other" where there is none.
+func endpoint(r *http.Request, routes *http.ServeMux) string {
+	_, pattern := routes.Handler(r)
+	path := pattern[strings.IndexByte(pattern, ' ')+1:] // without the method
+	if path == "/" {
+		return "other"
+	}
+	return path
 }
 
 // recorder remembers the status of a response.
