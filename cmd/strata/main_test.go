@@ -583,7 +583,7 @@ func TestHelp(t *testing.T) {
 		if code := p.run(args); code != 0 {
 			t.Errorf("%q: exit code %d", args, code)
 		}
-		for _, want := range []string{"serve", "chat", "run", "inspect", "config", "version", "completion", exitCodes} {
+		for _, want := range []string{"serve", "chat", "run", "inspect", "plugins", "config", "version", "completion", exitCodes} {
 			if !strings.Contains(out.String(), want) {
 				t.Errorf("%q: %q is not in\n%s", args, want, out.String())
 			}

@@ -102,7 +102,7 @@ func (p *program) root() *cobra.Command {
 	root.SetFlagErrorFunc(func(cmd *cobra.Command, err error) error {
 		return with(exitUsage, fmt.Errorf("%w\nTry: %s --help", err, cmd.CommandPath()))
 	})
-	root.AddCommand(p.serveCommand(), p.chatCommand(), p.runCommand(), p.inspectCommand(), p.configCommand(), p.versionCommand())
+	root.AddCommand(p.serveCommand(), p.chatCommand(), p.runCommand(), p.inspectCommand(), p.pluginsCommand(), p.configCommand(), p.versionCommand())
 	return root
 }
 

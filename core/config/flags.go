@@ -28,9 +28,14 @@ func BindModelFlags(fs *pflag.FlagSet) {
 	fs.String("draft", "", "`FILE` with an MTP block for a model that has none inside")
 	fs.IntP("context", "c", 0, "tokens of one sequence, prompt and answer. Default: the model's, at most 32768")
 	fs.IntP("threads", "t", 0, "threads of each cpu device. Default: the backend's choice")
-	fs.String("plugins", "", "`FOLDER` with the backend programs. Default: backends/ beside the strata program")
+	BindPluginsFlag(fs)
 	fs.String("log-level", d.Log.Level, "least severe level logged: trace, debug, info, warn, error, off")
 	fs.String("log-format", d.Log.Format, "how logs are written: text or json")
+}
+
+// BindPluginsFlag defines the flag that says where backends are.
+func BindPluginsFlag(fs *pflag.FlagSet) {
+	fs.String("plugins", "", "`FOLDER` with the backend programs. Default: backends/ beside the strata program")
 }
 
 // BindServerFlags defines the flags of the HTTP server.
