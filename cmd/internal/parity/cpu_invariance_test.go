@@ -165,7 +165,13 @@ func TestCPUIsInvariant(t *testing.T) {
 	testdata.Load(t, "prompts.json.gz", &prompts)
 	// Long enough for sparse attention; the others keep it company.
 	tokens, other, third := prompts["text_300"].IDs, prompts["unicode"].IDs, prompts["endoftext_inside"].IDs
+	if testing.Short() {
+		tokens, other, third = tokens[:50], other[:30], third[:10]
+	}
 	for _, file := range []string{"pebble-q4-mtp.gguf", "tiny-qwen35moe-q8_0.gguf", "tiny-qwen3next-q8_0.gguf", "tiny-qwen3moe-q8_0.gguf"} {
+		if testing.Short() && file == "pebble-q4-mtp.gguf" {
+			continue // the largest, and what its layers do is tested in backends/cpu
+		}
 		t.Run(file, func(t *testing.T) {
 			next := int32(1000)
 			p := openPipeline(t, file, 1)
@@ -182,7 +188,7 @@ func TestCPUIsInvariant(t *testing.T) {
 			}
 			sizes, threads := []int{1, 7, 64, 257}, []int{2, 3, 4, 5}
 			if testing.Short() {
-				sizes, threads = []int{7, 257}, []int{3}
+				sizes, threads = []int{7}, []int{3}
 			}
 			for i, size := range sizes {
 				check(fmt.Sprintf("windows of %d", size), openPipeline(t, file, 1+i), func(p *pipeline) [][]float32 {
@@ -219,7 +225,8 @@ func TestCPUIsInvariant(t *testing.T) {
 				}
 			}
 			check("state out and in", openPipeline(t, file, 2, 2), func(p *pipeline) [][]float32 {
-				logits := p.chunked(7, tokens[:290], 150)
+				half := len(tokens) - 20
+				logits := p.chunked(7, tokens[:half], 150)
 				for _, b := range p.stages {
 					resp := &sdk.CheckpointResponse{}
 					if err := b.Checkpoint(p.t.Context(), sdk.CheckpointRequest{Sequence: 7}, resp); err != nil {
@@ -229,8 +236,8 @@ func TestCPUIsInvariant(t *testing.T) {
 						p.t.Fatal(err)
 					}
 				}
-				p.at[1] = 290
-				return append(logits, p.chunked(1, tokens[290:], 1)...)
+				p.at[1] = half
+				return append(logits, p.chunked(1, tokens[half:], 1)...)
 			})
 		})
 	}

@@ -43,7 +43,10 @@ func TestCPUFollowsTheFloatPath(t *testing.T) {
 	}
 	testdata.Load(t, "hf_fp32.json.gz", &recorded)
 	pebble := map[string][]int32{}
-	for _, name := range names(recorded.Prompts) {
+	for name := range recorded.Prompts {
+		if testing.Short() && name != "endoftext_inside" {
+			continue
+		}
 		pebble[name] = slices.Concat(recorded.Prompts[name].IDs, recorded.Prompts[name].Forced)
 	}
 	var siblings map[string]struct {
@@ -53,7 +56,9 @@ func TestCPUFollowsTheFloatPath(t *testing.T) {
 	sibling := func(arch string) map[string][]int32 {
 		out := map[string][]int32{}
 		for name, p := range siblings[arch].HF {
-			out[name] = p.IDs
+			if !testing.Short() || len(p.IDs) <= 100 {
+				out[name] = p.IDs
+			}
 		}
 		return out
 	}
@@ -67,10 +72,13 @@ func TestCPUFollowsTheFloatPath(t *testing.T) {
 		{"tiny-qwen3next-q8_0.gguf", sibling("qwen3next")},
 		{"tiny-qwen3moe-q8_0.gguf", sibling("qwen3moe")},
 	} {
+		if testing.Short() && tc.file == "pebble-q8_0.gguf" {
+			continue
+		}
 		t.Run(tc.file, func(t *testing.T) {
 			cpu, ref := Open(t, stage.New(engine.Program("test")), tc.file, ""), Open(t, Reference(), tc.file, "")
-			if len(tc.prompts) < 4 {
-				t.Fatalf("%d prompts", len(tc.prompts))
+			if len(tc.prompts) == 0 {
+				t.Fatal("no prompts")
 			}
 			positions, changed, sum, worst := 0, 0, 0.0, 0.0
 			for name, tokens := range tc.prompts {
