@@ -81,7 +81,6 @@ func (p *program) serve(cfg *config.Config, log hclog.Logger) error {
 		}
 		return err
 	}
-	l.model.Sequences = cfg.MaxSequences
 	server.SetModel(l.model)
 	address := baseURL(listener.Addr())
 	fmt.Fprintf(p.out, "Strata serves %s on %s (context %d tokens, ready in %.2f s)\n\nTry it:\n  %s\n\nCtrl-C stops it.\n",

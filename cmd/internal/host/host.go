@@ -29,7 +29,7 @@ import (
 
 // stepTimeout bounds one step of one stage; far above what a window costs on any
 // device, it only keeps a lost step from being waited for without end.
-const stepTimeout = 5 * time.Minute
+const stepTimeout = 2 * time.Minute
 
 // logitRows is how many logits rows a window may ask for besides one for every
 // sequence.
@@ -61,15 +61,28 @@ type Host struct {
 
 	devices []*supervisor.Device
 	stages  []core.Stage
+	log     hclog.Logger
 }
 
 // Progress reports how far loading has come: bytes of weights made ready over
 // all devices.
-type Progress func(phase string, bytes, total int64)
+type Progress func(core.LoadProgress)
+
+// SettingError says that the configuration does not go with the model.
+type SettingError struct{ err error }
+
+func (e *SettingError) Error() string { return e.err.Error() }
+func (e *SettingError) Unwrap() error { return e.err }
+
+// BackendError says that a backend is missing or does not work.
+type BackendError struct{ err error }
+
+func (e *BackendError) Error() string { return e.err.Error() }
+func (e *BackendError) Unwrap() error { return e.err }
 
 // Start starts a backend process per configured device, loads the stages side
-// by side, and starts the engine. On error no process is left. progress may be
-// nil; it is not called concurrently.
+// by side, and starts the engine. On error, *SettingError, *BackendError or of the
+// context, no process is left. progress may be nil; it is not called concurrently.
 func Start(ctx context.Context, cfg *config.Config, file *model.File, progress Progress, log hclog.Logger) (*Host, error) {
 	hyper := &file.Spec.Hyper
 	ranges := make([]*plan.Range, len(cfg.Devices))
@@ -79,41 +92,44 @@ func Start(ctx context.Context, cfg *config.Config, file *model.File, progress P
 		}
 		r, err := plan.ParseRange(d.Layers)
 		if err != nil {
-			return nil, fmt.Errorf("devices[%d]: %w", i, err)
+			return nil, &SettingError{fmt.Errorf("devices[%d]: %w", i, err)}
 		}
 		ranges[i] = &r
 	}
-	stages, err := plan.Stages(hyper, ranges, cfg.Model.UseDraft)
+	stages, err := plan.Stages(hyper, ranges, cfg.Model.UseDraft && arch.CanDraft(remote.ModelSpec(file.Spec)))
 	if err != nil {
-		return nil, err
+		return nil, &SettingError{err}
 	}
-	h := &Host{Context: cfg.Context, stages: stages, Experts: expert.New(hyper.Layers, hyper.Experts)}
+	h := &Host{Context: cfg.Context, stages: stages, log: log, Experts: expert.New(hyper.Layers, hyper.Experts)}
 	if h.Context == 0 {
 		h.Context = min(hyper.Context, config.DefaultContext)
 	}
 	if h.Context > hyper.Context {
-		return nil, fmt.Errorf("context is %d, but the model was trained for at most %d tokens: set a smaller context", h.Context, hyper.Context)
+		return nil, &SettingError{fmt.Errorf("context is %d, but the model was trained for at most %d tokens: set a smaller context", h.Context, hyper.Context)}
 	}
 	rows := cfg.PrefillChunk + cfg.MaxSequences
 	dirs, err := plugins.Directories(cfg.Plugins.Dir)
 	if err != nil {
-		return nil, err
+		return nil, &BackendError{err}
 	}
 	requests := make([]core.LoadRequest, len(stages))
 	for i, d := range cfg.Devices {
 		program, err := plugins.Find(d.Backend, dirs...)
 		if err != nil {
-			return nil, fmt.Errorf("devices[%d]: %w", i, err)
+			return nil, &BackendError{fmt.Errorf("devices[%d]: %w", i, err)}
 		}
 		requests[i] = core.LoadRequest{
 			Model: file.Spec, Stage: stages[i], Device: d.Device,
 			Context: h.Context, MaxSequences: cfg.MaxSequences, MaxRows: rows, MaxLogitRows: cfg.MaxSequences + logitRows,
 			Options: options(cfg, d),
 		}
-		name := fmt.Sprintf("%s%d", d.Backend, i)
+		name := d.Backend
+		if len(cfg.Devices) > 1 {
+			name = fmt.Sprintf("%s-%d", d.Backend, i)
+		}
 		h.devices = append(h.devices, supervisor.New(supervisor.Config{
 			Name:    name,
-			Program: remote.Config{Path: program.Path, Transport: remote.Transport(d.Transport)},
+			Program: remote.Config{Path: program.Path, Transport: remote.Transport(d.Transport), StepTimeout: stepTimeout},
 			Logger:  log.Named(name),
 		}))
 	}
@@ -123,8 +139,17 @@ func Start(ctx context.Context, cfg *config.Config, file *model.File, progress P
 	h.KV = kv.New(cfg.MaxSequences*h.Context, cfg.MaxSequences)
 	backends := make([]engine.Stage, len(h.devices))
 	for i, d := range h.devices {
-		backends[i] = engine.Stage{Device: d.Status().Name, Backend: d.Backend()}
-		if err := h.Experts.Place(d.Status().Name, stages[i].First, stages[i].Last, core.TierPageCache); err != nil {
+		status, backend := d.Status(), d.Backend()
+		if backend == nil {
+			err := &BackendError{fmt.Errorf("start engine: device %s is gone again: %w", status.Name, status.Err)}
+			return nil, errors.Join(err, h.stopDevices(context.WithoutCancel(ctx)))
+		}
+		backends[i] = engine.Stage{Device: status.Name, Backend: backend}
+		tier := core.TierDevice
+		if status.Result.MappedBytes > 0 {
+			tier = core.TierPageCache
+		}
+		if err := h.Experts.Place(status.Name, stages[i].First, stages[i].Last, tier); err != nil {
 			return nil, errors.Join(err, h.stopDevices(context.WithoutCancel(ctx)))
 		}
 	}
@@ -156,13 +181,18 @@ func options(cfg *config.Config, d config.Device) map[string]string {
 func (h *Host) load(ctx context.Context, requests []core.LoadRequest, progress Progress) error {
 	loads, loading := errgroup.WithContext(ctx)
 	for i, d := range h.devices {
-		loads.Go(func() error { return d.Start(loading, requests[i]) })
+		loads.Go(func() error {
+			if err := d.Start(loading, requests[i]); err != nil {
+				return &BackendError{err}
+			}
+			return nil
+		})
 	}
 	done := make(chan struct{})
 	watched := make(chan struct{})
 	go func() {
 		defer close(watched)
-		tick := time.NewTicker(100 * time.Millisecond)
+		tick := time.NewTicker(50 * time.Millisecond)
 		defer tick.Stop()
 		for progress != nil {
 			progress(h.progress())
@@ -180,33 +210,27 @@ func (h *Host) load(ctx context.Context, requests []core.LoadRequest, progress P
 	return err
 }
 
-// progress sums what the devices report; the phase is the last device's that is
+// progress sums what the devices report; the phase is that of a device that is
 // not ready.
-func (h *Host) progress() (phase string, bytes, total int64) {
+func (h *Host) progress() core.LoadProgress {
+	var sum core.LoadProgress
 	for _, d := range h.devices {
 		p := d.Status().Progress
-		bytes, total = bytes+p.Bytes, total+p.Total
-		if p.Phase != "" {
-			phase = p.Phase
+		sum.Bytes, sum.Total = sum.Bytes+p.Bytes, sum.Total+p.Total
+		if sum.Phase == "" || p.Phase != "" && p.Bytes < p.Total {
+			sum.Phase = p.Phase
 		}
 	}
-	return phase, bytes, total
-}
-
-// Devices returns what is known of every device now, and the stage it holds.
-func (h *Host) Devices() ([]supervisor.Status, []core.Stage) {
-	status := make([]supervisor.Status, len(h.devices))
-	for i, d := range h.devices {
-		status[i] = d.Status()
-	}
-	return status, h.stages
+	return sum
 }
 
 // Backend returns the backend of the i-th device, or nil where it has none now.
 func (h *Host) Backend(i int) core.Backend { return h.devices[i].Backend() }
 
-// CountExperts takes the backends' routing counters into the expert pool.
+// CountExperts takes the backends' routing counters into the expert pool. A
+// backend that does not answer does not keep the others from being counted.
 func (h *Host) CountExperts(ctx context.Context) error {
+	var failed error
 	for i := range h.devices {
 		b, ok := h.Backend(i).(core.BackendWithExperts)
 		if !ok {
@@ -214,15 +238,14 @@ func (h *Host) CountExperts(ctx context.Context) error {
 		}
 		uses, err := b.ExpertUses(ctx)
 		if err != nil {
-			return fmt.Errorf("count expert uses on device %d: %w", i, err)
+			failed = errors.Join(failed, fmt.Errorf("count expert uses on device %d: %w", i, err))
+			continue
 		}
 		for j, layer := range uses {
-			if err := h.Experts.Record(h.stages[i].First+j, layer); err != nil {
-				return err
-			}
+			failed = errors.Join(failed, h.Experts.Record(h.stages[i].First+j, layer))
 		}
 	}
-	return nil
+	return failed
 }
 
 // Stop ends the engine and the backend processes, at the latest a few seconds
