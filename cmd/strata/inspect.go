@@ -1,7 +1,6 @@
 package main
 
 import (
-	"errors"
 	"fmt"
 	"io"
 	"slices"
@@ -13,6 +12,7 @@ import (
 	"github.com/strata-engine/strata/core"
 	"github.com/strata-engine/strata/core/config"
 	"github.com/strata-engine/strata/core/model"
+	"github.com/strata-engine/strata/plugins"
 	"github.com/strata-engine/strata/plugins/remote"
 	"github.com/strata-engine/strata/sdk/arch"
 	"github.com/strata-engine/strata/sdk/quant"
@@ -22,34 +22,51 @@ func (p *program) inspectCommand() *cobra.Command {
 	var draft string
 	cmd := &cobra.Command{
 		Use:   "inspect FILE",
-		Short: "Show what a model file holds and what it needs",
-		Long: `Show what a model file holds and what it needs: architecture, hyper-parameters,
-tensors by type, tensors that are missing or surplus, and memory. Only headers
-are read. A file that cannot be run ends with exit code 3.`,
+		Short: "Show what a model file holds, and whether and how fast it runs here",
+		Long: `Show what a model file holds: architecture, hyper-parameters, tensors by type,
+tensors that are missing or surplus. Only headers are read. A file that cannot be
+run ends with exit code 3.
+
+Then: does it fit into the memory of this machine, with sequences as long as the
+context, and how fast can it be at most? To compute a token, the processor reads
+all weights but the experts that are not in use and the rows of embedding tables
+that are not those of the token. The speed is the memory's, measured for a moment,
+divided by that amount. Drafted tokens (MTP) can exceed it, long contexts need more.`,
 		Example: "  strata inspect models/" + defaultModel,
 		Args:    usage(cobra.ExactArgs(1)),
-		RunE: func(_ *cobra.Command, args []string) error {
+		RunE: func(cmd *cobra.Command, args []string) error {
+			src, err := p.sources(cmd.Flags())
+			if err != nil {
+				return err
+			}
+			loaded, err := config.Load(src)
+			if err != nil {
+				return with(exitUsage, err)
+			}
+			p.warn(loaded)
 			file, err := model.Open(args[0], model.WithDraft(draft))
 			if err != nil {
 				return err
 			}
-			return inspect(p.out, file)
+			return inspect(cmd.Context(), p.out, file, &loaded.Config)
 		},
 	}
 	cmd.Flags().StringVar(&draft, "draft", "", "`FILE` with an MTP block for a model that has none inside")
+	config.BindContextFlag(cmd.Flags())
+	bindPluginsFlags(cmd.Flags())
 	return cmd
 }
 
 // inspect describes an opened file. The description comes out whole also where
 // the model is incomplete; that is then the error.
-func inspect(out io.Writer, file *model.File) error {
+func inspect(ctx context.Context, out io.Writer, file *model.File, cfg *config.Config) error {
 	spec := file.Spec
 	wire := remote.ModelSpec(spec)
 	bad := arch.Check(wire)
 
 	t := tabwriter.NewWriter(out, 0, 0, 2, ' ', 0)
 	row := func(name, format string, args ...any) { fmt.Fprintf(t, "%s\t%s\n", name, fmt.Sprintf(format, args...)) }
-	row("name", "%s", spec.Name)
+	row("name", "%s", strings.Map(printable, spec.Name))
 	row("architecture", "%s", spec.Architecture)
 	for _, s := range spec.Shards {
 		row("file", "%s (%v)", s.Path, size(s.Size))
@@ -71,11 +88,23 @@ func inspect(out io.Writer, file *model.File) error {
 			return err
 		}
 		perToken, fixed := layout.Bytes()
-		length := min(spec.Hyper.Context, config.DefaultContext)
+		length := cfg.Context
+		if length == 0 {
+			length = min(spec.Hyper.Context, config.DefaultContext)
+		}
 		row("weights", "%v, used in place from the file where the device allows it", size(total))
 		row("state", "%v per token and %v per sequence; %v for one sequence of %d tokens",
 			size(perToken), size(fixed), size(fixed+perToken*int64(length)), length)
 		row("complete", "yes: every tensor is there with its shape, and none besides")
+		if err := t.Flush(); err != nil {
+			return err
+		}
+		fmt.Fprintln(t)
+		cpu := cpuDevice(ctx, cfg.Plugins.Dir)
+		row("memory here", "%s", fits(total, perToken, fixed, length, cfg.MaxSequences, cpu.MemoryFree))
+		bandwidth, read := measureBandwidth(cpu.MemoryFree), touched(spec)
+		row("speed here", "at most about %.3g tokens/s on this machine's CPU: it reads %v for a token, and memory at %.3g GB/s",
+			bandwidth/float64(max(1, read)), size(read), bandwidth/1e9)
 	} else {
 		row("complete", "no")
 	}
@@ -83,9 +112,40 @@ func inspect(out io.Writer, file *model.File) error {
 		return err
 	}
 	if bad != nil {
-		return with(exitModel, errors.Join(fmt.Errorf("inspect %s", spec.Shards[0].Path), bad))
+		return with(exitModel, fmt.Errorf("inspect %s: %w", spec.Shards[0].Path, bad))
 	}
 	return nil
+}
+
+// cpuDevice is the processor as the CPU backend sees it; zero where there is no
+// such backend.
+func cpuDevice(ctx context.Context, dir string) core.Device {
+	program, err := plugins.Find("cpu", dir)
+	if err != nil {
+		return core.Device{}
+	}
+	if r := probe(ctx, program, remote.DefaultStartTimeout); r.err == nil && len(r.devices) > 0 {
+		return r.devices[0]
+	}
+	return core.Device{}
+}
+
+// fits says whether a model fits into the available memory, where that is known:
+// with all the sequences that may run at once, with one, or not even that.
+func fits(weights, perToken, perSequence int64, context, sequences int, available int64) string {
+	one, all := need(weights, perToken, perSequence, context, 1), need(weights, perToken, perSequence, context, sequences)
+	text := fmt.Sprintf("%v with one sequence of %d tokens, %v with %d", size(one), context, size(all), sequences)
+	switch {
+	case available <= 0:
+		return text + "; how much there is, is not known (no CPU backend tells it)"
+	case all <= available:
+		return fmt.Sprintf("%s; %v are available: it fits", text, size(available))
+	case one <= available:
+		return fmt.Sprintf("%s; %v are available: it fits with fewer sequences or a smaller context", text, size(available))
+	case weights > available:
+		return fmt.Sprintf("%s; %v are available: the weights do not fit, and parts of them will be read from the disk again and again", text, size(available))
+	}
+	return fmt.Sprintf("%s; %v are available: it fits with a smaller context", text, size(available))
 }
 
 // hyper writes the hyper-parameters that a model has.
