@@ -26,11 +26,16 @@ func BindModelFlags(fs *pflag.FlagSet) {
 	d := Defaults()
 	fs.StringP("model", "m", "", "model `FILE` (GGUF; the first shard of a split model). Default: the model that comes with Strata")
 	fs.String("draft", "", "`FILE` with an MTP block for a model that has none inside")
-	fs.IntP("context", "c", 0, "tokens of one sequence, prompt and answer. Default: the model's, at most 32768")
+	BindContextFlag(fs)
 	fs.IntP("threads", "t", 0, "threads of each cpu device. Default: the backend's choice")
 	BindPluginsFlag(fs)
 	fs.String("log-level", d.Log.Level, "least severe level logged: trace, debug, info, warn, error, off")
 	fs.String("log-format", d.Log.Format, "how logs are written: text or json")
+}
+
+// BindContextFlag defines the flag that bounds a sequence.
+func BindContextFlag(fs *pflag.FlagSet) {
+	fs.IntP("context", "c", 0, "tokens of one sequence, prompt and answer. Default: the model's, at most 32768")
 }
 
 // BindPluginsFlag defines the flag that says where backends are.
