@@ -5,6 +5,10 @@ import (
 	"math"
 	"math/big"
 	"math/rand/v2"
+	"path/filepath"
+	"regexp"
+	"runtime"
+	"strings"
 	"testing"
 
 	"github.com/strata-engine/strata/core"
@@ -106,6 +110,44 @@ func TestShare(t *testing.T) {
 func TestNeed(t *testing.T) {
 	if got := need(1000, 7, 50, 100, 3); got != 1000+3*(50+700) {
 		t.Errorf("need = %d", got)
+	}
+}
+
+func TestFits(t *testing.T) {
+	const weights, perToken, perSequence = 1000 << 20, 1 << 20, 10 << 20 // 1110 MiB with a sequence of 100 tokens, 1440 MiB with 4
+	for available, want := range map[int64]string{
+		0:          "how much there is, is not known",
+		1440 << 20: "1.41 GiB are available: it fits",
+		1439 << 20: "it fits with fewer sequences or a smaller context",
+		1110 << 20: "it fits with fewer sequences or a smaller context",
+		1109 << 20: "it fits with a smaller context",
+		999 << 20:  "the weights do not fit",
+	} {
+		if got := fits(weights, perToken, perSequence, 100, 4, available); !strings.Contains(got, want) || !strings.HasPrefix(got, "1.08 GiB with one sequence of 100 tokens, 1.41 GiB with 4; ") {
+			t.Errorf("with %v: %s, want %q", size(available), got, want)
+		}
+	}
+}
+
+func TestInspectSaysWhatRunsHere(t *testing.T) {
+	file := testdata.Model(t, "pebble-q4-mtp.gguf")
+	code, stdout, stderr := command(t, nil, "", "inspect", file, "--context", "1000", "--plugins", filepath.Join(programs(t), "backends"))
+	if code != 0 || stderr != "" {
+		t.Errorf("exit code %d, standard error %q", code, stderr)
+	}
+	wants := []string{`for one sequence of 1000 tokens\n`, `(?m)^speed here +at most about \S+ tokens/s on this machine's CPU: it reads 7\.56 MiB for a token, and memory at \S+ GB/s$`}
+	if runtime.GOOS == "linux" {
+		wants = append(wants, `(?m)^memory here +\S+ MiB with one sequence of 1000 tokens, \S+ MiB with 8; \S+ GiB are available: it fits$`)
+	}
+	for _, want := range wants {
+		if !regexp.MustCompile(want).MatchString(stdout) {
+			t.Errorf("%q is not in\n%s", want, stdout)
+		}
+	}
+	// Without a backend that tells the memory, the rest is said all the same.
+	code, stdout, stderr = command(t, nil, "", "inspect", file, "--plugins", t.TempDir())
+	if code != 0 || stderr != "" || !strings.Contains(stdout, "is not known") || !strings.Contains(stdout, "speed here") {
+		t.Errorf("exit code %d, standard error %q, standard output\n%s", code, stderr, stdout)
 	}
 }
 
