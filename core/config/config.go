@@ -59,6 +59,12 @@ type Model struct {
 type Server struct {
 	// Listen is HOST:PORT. Port 0 lets the system choose.
 	Listen string `koanf:"listen" validate:"listen"`
+	// APIKeys are the keys of which a request must carry one, as Authorization:
+	// Bearer KEY or x-api-key: KEY; APIKeysFile holds more, one a line. Without any
+	// nobody is asked for a key, and AllowedHosts and TrustedOrigins say which
+	// requests are refused instead.
+	APIKeys     []string `koanf:"api_keys" validate:"max=1024,dive,required,apikey"`
+	APIKeysFile string   `koanf:"api_keys_file"`
 	// AllowedHosts are further names that the Host header may carry, besides
 	// localhost and IP addresses. Other names are refused, so that a web page
 	// cannot reach the server by a name of its own (DNS rebinding).
@@ -66,6 +72,11 @@ type Server struct {
 	// TrustedOrigins are further origins, such as https://chat.example.org, from
 	// which a browser may send requests.
 	TrustedOrigins []string `koanf:"trusted_origins" validate:"dive,origin"`
+	// CORSOrigins are origins whose pages may send requests and read the answers
+	// (CORS, cross-origin resource sharing).
+	CORSOrigins []string `koanf:"cors_origins" validate:"dive,origin"`
+	// TLS encrypts connections.
+	TLS TLS `koanf:"tls"`
 	// HeaderTimeout bounds how long a client may take to send a request's
 	// headers, BodyTimeout its body.
 	HeaderTimeout time.Duration `koanf:"header_timeout" validate:"min=1s"`
@@ -87,6 +98,15 @@ type Server struct {
 	// MaxBody and MaxHeader bound a request in bytes.
 	MaxBody   Bytes `koanf:"max_body" validate:"min=1024"`
 	MaxHeader Bytes `koanf:"max_header" validate:"min=4096,max=16777216"`
+}
+
+// TLS says with which certificate connections are encrypted; empty means that they
+// are not.
+type TLS struct {
+	// CertFile holds the certificate and those that vouch for it, KeyFile its
+	// private key, both as PEM.
+	CertFile string `koanf:"cert_file" validate:"required_with=KeyFile"`
+	KeyFile  string `koanf:"key_file" validate:"required_with=CertFile"`
 }
 
 // Device is one device that executes a range of layers.

@@ -20,6 +20,7 @@ func newValidator() *validator.Validate {
 	v.RegisterTagNameFunc(func(f reflect.StructField) string { return f.Tag.Get("koanf") })
 	rules := map[string]func(s string) bool{
 		"listen": func(s string) bool { return checkListen(s) == nil },
+		"apikey": validKey,
 		"layers": func(s string) bool { _, err := plan.ParseRange(s); return err == nil },
 		"origin": func(s string) bool {
 			u, err := url.Parse(s)
@@ -57,6 +58,9 @@ func validate(c *Config, backends func(dir string) ([]string, error)) []Problem 
 	} else if err != nil {
 		// Only a value that is no struct gets here.
 		panic(err)
+	}
+	if _, err := c.Server.Keys(); err != nil {
+		problems = append(problems, Problem{Key: "server.api_keys_file", Message: err.Error(), Try: "write one key a line into the file, or take the setting out"})
 	}
 	if backends != nil {
 		problems = append(problems, checkBackends(c, backends)...)
@@ -103,6 +107,10 @@ func describe(e validator.FieldError) Problem {
 	switch e.Tag() {
 	case "required":
 		p.Message = "must not be empty"
+	case "required_with":
+		p.Message, p.Try = "is missing", "give the certificate and its private key, or neither"
+	case "apikey":
+		p.Message = "is no key: " + keyRule
 	case "oneof":
 		choices := strings.Fields(e.Param())
 		p.Message = "must be one of " + strings.Join(choices, ", ") + " " + value
