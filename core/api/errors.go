@@ -13,8 +13,9 @@ import (
 
 // Error types, as in the OpenAI API.
 const (
-	typeInvalid = "invalid_request_error"
-	typeServer  = "server_error"
+	typeInvalid        = "invalid_request_error"
+	typeAuthentication = "authentication_error"
+	typeServer         = "server_error"
 )
 
 // apiError is an error as a client reads it.

@@ -10,9 +10,9 @@ import (
 	"github.com/strata-engine/strata/core/config"
 )
 
-// guard refuses requests that a web page of somebody else may have caused. The
-// server has no password, so anything that a browser on this machine can be made
-// to send must be recognised: a page that reaches the server by a name it
+// guard refuses requests that a web page of somebody else may have caused, where
+// no key keeps such pages out: anything that a browser on this machine can be made
+// to send must be recognised, a page that reaches the server by a name it
 // controls (DNS rebinding) by its Host, a page of another site by its Origin.
 type guard struct {
 	hosts   map[string]bool
@@ -28,8 +28,10 @@ func newGuard(cfg *config.Server, next http.Handler) *guard {
 	if host, _, err := net.SplitHostPort(cfg.Listen); err == nil && host != "" {
 		g.hosts[hostName(host)] = true
 	}
-	for _, o := range cfg.TrustedOrigins {
-		g.origins[strings.ToLower(o)] = true
+	for _, list := range [][]string{cfg.TrustedOrigins, cfg.CORSOrigins} {
+		for _, o := range list {
+			g.origins[strings.ToLower(o)] = true
+		}
 	}
 	return g
 }

@@ -36,7 +36,8 @@ type deviceReport struct {
 }
 
 // health says whether requests are answered: 200 where they are, else 503.
-func (s *Server) health(w http.ResponseWriter, _ *http.Request) {
+// Where keys are asked for, who has none learns no more than that.
+func (s *Server) health(w http.ResponseWriter, r *http.Request) {
 	s.mu.Lock()
 	m, stopping, phase, progress := s.model, s.stopping, s.loading, s.progress
 	s.mu.Unlock()
@@ -53,6 +54,9 @@ func (s *Server) health(w http.ResponseWriter, _ *http.Request) {
 		report.Status, report.Phase, report.Progress = "loading", phase, &progress
 	case m.Engine.Down() != nil:
 		report.Status, report.Message = "error", m.Engine.Down().Error()
+	}
+	if !s.keys.allow(r) {
+		report.Message, report.Devices = "", nil
 	}
 	status := http.StatusOK
 	if report.Status != "ok" {

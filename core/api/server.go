@@ -113,6 +113,7 @@ type Server struct {
 	log     hclog.Logger
 	handler http.Handler
 	metrics *telemetry.Metrics
+	keys    keys
 	ready   chan struct{} // closed when there is a model
 
 	mu       sync.Mutex // protects the fields below
@@ -122,12 +123,14 @@ type Server struct {
 	stopping bool
 }
 
-// New makes a server. log may be nil.
+// New makes a server. Of cfg.APIKeys a request must carry one, where there are
+// any; cfg.APIKeysFile is the caller's to read (config.Server.Keys). log may be
+// nil.
 func New(cfg config.Server, version string, log hclog.Logger) *Server {
 	if log == nil {
 		log = hclog.NewNullLogger()
 	}
-	s := &Server{cfg: cfg, version: version, log: log, metrics: telemetry.New(version), ready: make(chan struct{}), loading: "starting"}
+	s := &Server{cfg: cfg, version: version, log: log, metrics: telemetry.New(version), keys: newKeys(cfg.APIKeys), ready: make(chan struct{}), loading: "starting"}
 	mux := http.NewServeMux()
 	paths := map[string][]string{}
 	for _, route := range []struct {
@@ -155,13 +158,23 @@ func New(cfg config.Server, version string, log hclog.Logger) *Server {
 		}
 		mux.HandleFunc(path, func(w http.ResponseWriter, r *http.Request) {
 			w.Header().Set("Allow", strings.Join(methods, ", "))
+			if r.Method == http.MethodOptions {
+				w.WriteHeader(http.StatusNoContent)
+				return
+			}
 			invalidRequest(http.StatusMethodNotAllowed, "method_not_allowed", "Method %s is not allowed for %s; use %s.", r.Method, r.URL.Path, strings.Join(methods, " or ")).write(w)
 		})
 	}
 	mux.HandleFunc("/", func(w http.ResponseWriter, r *http.Request) {
 		invalidRequest(http.StatusNotFound, "unknown_url", "Unknown URL (%s %s).", r.Method, r.URL.Path).write(w)
 	})
-	s.handler = s.bounded(newGuard(&s.cfg, mux), mux)
+	// From the inside out. Answers of every kind have the headers that let a
+	// page read them.
+	handler := s.protect(mux)
+	if len(s.keys) == 0 {
+		handler = newGuard(&s.cfg, handler)
+	}
+	s.handler = s.bounded(newCORS(s.cfg.CORSOrigins, handler), mux)
 	return s
 }
 
