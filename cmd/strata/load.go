@@ -22,6 +22,9 @@ import (
 // stopTimeout bounds the end of the engine and of the devices.
 const stopTimeout = 10 * time.Second
 
+// forcedTimeout is what is left of it after a second signal.
+const forcedTimeout = 500 * time.Millisecond
+
 // loaded is a model with everything that executes it.
 type loaded struct {
 	model *api.Model
@@ -85,12 +88,24 @@ func coded(err error) error {
 }
 
 // close ends the engine and the devices, within a bounded time.
-func (l *loaded) close() error {
+func (l *loaded) close() error { return l.stop(context.Background()) }
+
+// stop is close for which nothing in flight is waited for any more, but for a
+// moment, once force has ended.
+func (l *loaded) stop(force context.Context) error {
 	if l.host == nil {
 		return nil
 	}
 	ctx, cancel := context.WithTimeout(context.Background(), stopTimeout)
 	defer cancel()
+	detach := context.AfterFunc(force, func() {
+		select {
+		case <-time.After(forcedTimeout):
+			cancel()
+		case <-ctx.Done():
+		}
+	})
+	defer detach()
 	return l.host.Stop(ctx)
 }
 

@@ -522,6 +522,8 @@ func TestFailures(t *testing.T) {
 		{"backend", []string{`STRATA_DEVICES=[{"backend":"cpus"}]`}, []string{"serve"}, exitUsage, 1, `STRATA_DEVICES[0].backend: must be one of cpu (got "cpus"). Try: cpu`},
 		{"layers", []string{`STRATA_DEVICES=[{"backend":"cpu","layers":"0-3"}]`}, []string{"serve", "--listen", "127.0.0.1:0"}, exitUsage, 1, "layers 4-7 are placed on no device"},
 		{"option", []string{`STRATA_DEVICES=[{"backend":"cpu","options":{"thread":1}}]`}, []string{"serve", "--listen", "127.0.0.1:0"}, exitBackend, 1, `unknown option "thread"`},
+		{"context of nothing", nil, []string{"serve", "--listen", "127.0.0.1:0", "--context", "1"}, exitUsage, 1, "context is 1, but"},
+		{"context beyond the model's", nil, []string{"serve", "--listen", "127.0.0.1:0", "--context", "300000"}, exitUsage, 1, "trained for at most 262144"},
 		{"no backends", nil, []string{"serve", "--plugins", empty}, exitUsage, 1, "the program strata-backend-cpu is missing"},
 		{"busy port", nil, []string{"serve", "--listen", busy.Addr().String()}, exitListen, 2, "another program listens there"},
 		{"no model", nil, []string{"serve", "--listen", "127.0.0.1:0", "--model", filepath.Join(dir, "none.gguf")}, exitModel, 1, "none.gguf"},

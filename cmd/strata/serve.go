@@ -2,11 +2,13 @@ package main
 
 import (
 	"context"
+	"crypto/tls"
 	"errors"
 	"fmt"
 	"net"
 	"os"
 	"os/signal"
+	"strings"
 	"sync"
 	"syscall"
 	"time"
@@ -49,9 +51,20 @@ SIGINT and SIGTERM let running requests finish; a second one cuts them off.`,
 // requests until a signal ends it.
 func (p *program) serve(cfg *config.Config, log hclog.Logger) error {
 	started := time.Now()
+	encryption, err := protection(&cfg.Server)
+	if err != nil {
+		return with(exitUsage, err)
+	}
 	listener, err := net.Listen("tcp", cfg.Server.Listen)
 	if err != nil {
 		return with(exitListen, listenError(cfg.Server.Listen, err))
+	}
+	address, curl := addresses(listener.Addr(), &cfg.Server)
+	if exposed(listener.Addr()) && len(cfg.Server.APIKeys) == 0 {
+		log.Warn("the server asks for no key: everybody who reaches it can use it; set server.api_keys, or listen on 127.0.0.1", "listen", cfg.Server.Listen)
+	}
+	if encryption != nil {
+		listener = tls.NewListener(listener, encryption)
 	}
 	stop, force, release := signals()
 	defer release()
@@ -82,14 +95,13 @@ func (p *program) serve(cfg *config.Config, log hclog.Logger) error {
 		return err
 	}
 	server.SetModel(l.model)
-	address := baseURL(listener.Addr())
 	fmt.Fprintf(p.out, "Strata serves %s on %s (context %d tokens, ready in %.2f s)\n\nTry it:\n  %s\n\nCtrl-C stops it.\n",
-		l.model.ID, address, l.model.Context, time.Since(started).Seconds(), curlLine(address))
+		l.model.ID, address, l.model.Context, time.Since(started).Seconds(), curl)
 	err = <-served
 	if stop.Err() != nil {
 		log.Info("shutting down")
 	}
-	if closeErr := l.close(); closeErr != nil {
+	if closeErr := l.stop(force); closeErr != nil {
 		err = errors.Join(err, closeErr)
 	}
 	if force.Err() != nil {
@@ -147,6 +159,36 @@ func baseURL(addr net.Addr) string {
 	return "http://" + net.JoinHostPort(host, port)
 }
 
-func curlLine(address string) string {
-	return `curl ` + address + `/v1/chat/completions -H 'Content-Type: application/json' -d '{"messages": [{"role": "user", "content": "Who are you?"}]}'`
+// addresses are where a client reaches the listener, and a line for a shell that
+// tries it.
+func addresses(addr net.Addr, cfg *config.Server) (address, curl string) {
+	address = baseURL(addr)
+	if cfg.TLS.CertFile != "" {
+		address = strings.Replace(address, "http:", "https:", 1)
+	}
+	key := ""
+	if len(cfg.APIKeys) > 0 {
+		key = `-H 'Authorization: Bearer KEY' `
+	}
+	return address, `curl ` + address + `/v1/chat/completions ` + key + `-H 'Content-Type: application/json' -d '{"messages": [{"role": "user", "content": "Who are you?"}]}'`
+}
+
+// protection reads what keeps strangers out: the keys, into cfg, and the
+// certificate. Without a certificate it returns nil.
+func protection(cfg *config.Server) (*tls.Config, error) {
+	var err error
+	if cfg.APIKeys, err = cfg.Keys(); err != nil || cfg.TLS.CertFile == "" {
+		return nil, err
+	}
+	pair, err := tls.LoadX509KeyPair(cfg.TLS.CertFile, cfg.TLS.KeyFile)
+	if err != nil {
+		return nil, fmt.Errorf("server.tls: %w\nTry: PEM files with a certificate and the private key it belongs to", err)
+	}
+	return &tls.Config{Certificates: []tls.Certificate{pair}, NextProtos: []string{"h2", "http/1.1"}}, nil
+}
+
+// exposed reports whether other machines can reach an address.
+func exposed(addr net.Addr) bool {
+	tcp, ok := addr.(*net.TCPAddr)
+	return !ok || !tcp.IP.IsLoopback()
 }

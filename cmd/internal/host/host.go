@@ -104,6 +104,9 @@ func Start(ctx context.Context, cfg *config.Config, file *model.File, progress P
 	if h.Context == 0 {
 		h.Context = min(hyper.Context, config.DefaultContext)
 	}
+	if h.Context < 2 {
+		return nil, &SettingError{fmt.Errorf("context is %d, but a prompt and its answer have at least 2 tokens: set a larger context, or use a model that was trained for one", h.Context)}
+	}
 	if h.Context > hyper.Context {
 		return nil, &SettingError{fmt.Errorf("context is %d, but the model was trained for at most %d tokens: set a smaller context", h.Context, hyper.Context)}
 	}
