@@ -9,6 +9,9 @@ const lanes = 16
 // Dot is the product of two rows of equal length in the order that the package
 // documentation states.
 func Dot(w, x []float32) float32 {
+	if vector {
+		return dotVector(w, x)
+	}
 	n := len(w) / lanes * lanes
 	x = x[:len(w)]
 	// Two passes of eight lanes: that many sums fit the registers.

@@ -2,8 +2,10 @@ package kernels
 
 // A block of an unpacked weight row: the partner of Block.
 type weights struct {
-	// pair[4g+t] is w[8g+t] + w[8g+t+4]·2^32.
+	// pair[4g+t] is w[8g+t] + w[8g+t+4]·2^32; unused with AVX2.
 	pair [pairs]int64
+	// bytes are the weights in order; only used with AVX2.
+	bytes [BlockValues]int8
 	// d is the scale, m what the format has beside it: a minimum, or the scale of
 	// the second 16 values.
 	d, m float32

@@ -65,6 +65,12 @@ func randomRows(rng *rand.Rand, n, width int) *Rows {
 
 // integers reads the values of a block back.
 func integers(b *Block) (q [BlockValues]int64) {
+	if vector {
+		for i, v := range b.Ints {
+			q[i] = int64(v)
+		}
+		return q
+	}
 	for g := range 4 {
 		for t := range 4 {
 			p := b.Pair[4*g+t]

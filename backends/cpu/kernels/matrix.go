@@ -8,26 +8,37 @@ import (
 	"github.com/strata-engine/strata/sdk/quant"
 )
 
-// format says how rows of a type are multiplied. An integer format has unpack
-// and mul, and perhaps single; the others are decoded to float32.
-type format struct {
-	unpack func(w []weights, row []byte)
+// kernels multiply rows of an integer format. single may be nil.
+type kernels struct {
+	// mul multiplies an unpacked row, single one as it lies in the file with one
+	// activation row.
 	mul    func(dst []float32, stride int, w []weights, in *Rows, index []int32)
 	single func(row []byte, a []Block) float32
 }
 
+// format says how rows of a type are multiplied. An integer format has unpack;
+// the others are decoded to float32.
+type format struct {
+	unpack           func(w []weights, row []byte)
+	portable, vector kernels
+}
+
+// minimum multiplies any format with a scale, and perhaps a minimum, for each 32
+// values.
+var minimum = kernels{mulMinimumVector, nil}
+
 var integerFormats = map[quant.Type]format{
-	quant.Q8_0:   {unpackQ8_0, mulMinimum, singleQ8_0},
-	quant.Q4_0:   {unpackQ4_0, mulMinimum, singleQ4_0},
-	quant.Q4_1:   {unpackQ4_1, mulMinimum, nil},
-	quant.Q5_0:   {unpackQ5_0, mulMinimum, nil},
-	quant.Q5_1:   {unpackQ5_1, mulMinimum, nil},
-	quant.Q2_0:   {unpackQ2_0, mulMinimum, nil},
-	quant.IQ4_NL: {unpackIQ4_NL, mulMinimum, singleIQ4_NL},
-	quant.IQ4_XS: {unpackIQ4_XS, mulMinimum, nil},
-	quant.Q4_K:   {unpackQ4_K, mulMinimum, singleQ4_K},
-	quant.Q5_K:   {unpackQ5_K, mulMinimum, nil},
-	quant.Q6_K:   {unpackQ6_K, mulHalves, nil},
+	quant.Q8_0:   {unpackQ8_0, kernels{mulMinimum, singleQ8_0}, kernels{mulMinimumVector, singleQ8_0Vector}},
+	quant.Q4_0:   {unpackQ4_0, kernels{mulMinimum, singleQ4_0}, minimum},
+	quant.Q4_1:   {unpackQ4_1, kernels{mulMinimum, nil}, minimum},
+	quant.Q5_0:   {unpackQ5_0, kernels{mulMinimum, nil}, minimum},
+	quant.Q5_1:   {unpackQ5_1, kernels{mulMinimum, nil}, minimum},
+	quant.Q2_0:   {unpackQ2_0, kernels{mulMinimum, nil}, minimum},
+	quant.IQ4_NL: {unpackIQ4_NL, kernels{mulMinimum, singleIQ4_NL}, minimum},
+	quant.IQ4_XS: {unpackIQ4_XS, kernels{mulMinimum, nil}, minimum},
+	quant.Q4_K:   {unpackQ4_K, kernels{mulMinimum, singleQ4_K}, minimum},
+	quant.Q5_K:   {unpackQ5_K, kernels{mulMinimum, nil}, minimum},
+	quant.Q6_K:   {unpackQ6_K, kernels{mulHalves, nil}, kernels{mulHalvesVector, nil}},
 }
 
 // Matrix is a weight in the model file's own format, used where it lies.
@@ -128,24 +139,29 @@ func (m *Matrix) Mul(dst []float32, stride, from, to int, in *Rows, index []int3
 	if len(index) == 0 || from >= to {
 		return
 	}
-	switch {
-	case !m.Quantized():
+	if !m.Quantized() {
 		m.mulFloat(dst, stride, from, to, in, index, s)
-	case len(index) == 1 && m.format.single != nil:
+		return
+	}
+	k := &m.format.portable
+	if vector {
+		k = &m.format.vector
+	}
+	if len(index) == 1 && k.single != nil {
 		a := in.blocks(index[0])
 		for r := from; r < to; r++ {
-			dst[r-from] = m.format.single(m.row(r), a)
+			dst[r-from] = k.single(m.row(r), a)
 		}
-	default:
-		n := m.Cols / BlockValues
-		if cap(s.weights) < n {
-			s.weights = make([]weights, n)
-		}
-		w := s.weights[:n]
-		for r := from; r < to; r++ {
-			m.format.unpack(w, m.row(r))
-			m.format.mul(dst[r-from:], stride, w, in, index)
-		}
+		return
+	}
+	n := m.Cols / BlockValues
+	if cap(s.weights) < n {
+		s.weights = make([]weights, n)
+	}
+	w := s.weights[:n]
+	for r := from; r < to; r++ {
+		m.format.unpack(w, m.row(r))
+		k.mul(dst[r-from:], stride, w, in, index)
 	}
 }
 

@@ -3,6 +3,7 @@ package kernels
 import (
 	"encoding/binary"
 	"math"
+	"unsafe"
 )
 
 // Unpacking a row of an integer format. The layouts are those that sdk/quant
@@ -36,8 +37,14 @@ func fromHalf(h uint16) float32 {
 	return math.Float32frombits(uint32(h&0x8000)<<16 | f)
 }
 
-// setPairs stores the bytes of four words, each less bias.
-func setPairs(p *[pairs]int64, q0, q1, q2, q3 uint64, bias int64) {
+// set stores the bytes of four words, each less bias: as pairs, or with AVX2 as
+// signed bytes. Bytes are below 128 or bias is 128.
+func (w *weights) set(q0, q1, q2, q3 uint64, bias int64) {
+	if vector {
+		w.setBytes(q0, q1, q2, q3, bias)
+		return
+	}
+	p := &w.pair
 	bias *= both
 	p[0] = int64(q0&byteMask) - bias
 	p[1] = int64(q0>>8&byteMask) - bias
@@ -57,13 +64,25 @@ func setPairs(p *[pairs]int64, q0, q1, q2, q3 uint64, bias int64) {
 	p[15] = int64(q3>>24&byteMask) - bias
 }
 
+// setBytes is set for AVX2. With the top bit of every byte set, subtracting from
+// a byte never borrows from the next; inverting it afterwards makes the
+// difference signed. A bias of 128 is the inversion alone.
+func (w *weights) setBytes(q0, q1, q2, q3 uint64, bias int64) {
+	high, less := uint64(flip), uint64(bias)*bit0
+	if bias == 128 {
+		high, less = 0, 0
+	}
+	b := (*[4]uint64)(unsafe.Pointer(&w.bytes))
+	b[0], b[1], b[2], b[3] = ((q0|high)-less)^flip, ((q1|high)-less)^flip, ((q2|high)-less)^flip, ((q3|high)-less)^flip
+}
+
 // flip turns signed bytes into unsigned ones that are 128 larger.
 const flip = 0x8080808080808080
 
 func unpackQ8_0(w []weights, row []byte) {
 	for i := range w {
 		b := (*[34]byte)(row[34*i:])
-		setPairs(&w[i].pair, le64(b[2:])^flip, le64(b[10:])^flip, le64(b[18:])^flip, le64(b[26:])^flip, 128)
+		w[i].set(le64(b[2:])^flip, le64(b[10:])^flip, le64(b[18:])^flip, le64(b[26:])^flip, 128)
 		w[i].d, w[i].m = half(b[:]), 0
 	}
 }
@@ -78,7 +97,7 @@ func unpackQ4_0(w []weights, row []byte) {
 	for i := range w {
 		b := (*[18]byte)(row[18*i:])
 		q0, q1, q2, q3 := nibbleWords(b[2:])
-		setPairs(&w[i].pair, q0, q1, q2, q3, 8)
+		w[i].set(q0, q1, q2, q3, 8)
 		w[i].d, w[i].m = half(b[:]), 0
 	}
 }
@@ -87,7 +106,7 @@ func unpackQ4_1(w []weights, row []byte) {
 	for i := range w {
 		b := (*[20]byte)(row[20*i:])
 		q0, q1, q2, q3 := nibbleWords(b[4:])
-		setPairs(&w[i].pair, q0, q1, q2, q3, 0)
+		w[i].set(q0, q1, q2, q3, 0)
 		w[i].d, w[i].m = half(b[:]), -half(b[2:])
 	}
 }
@@ -106,7 +125,7 @@ func unpackQ5_0(w []weights, row []byte) {
 	for i := range w {
 		b := (*[22]byte)(row[22*i:])
 		q0, q1, q2, q3 := nibbleWords(b[6:])
-		setPairs(&w[i].pair, q0|fifth[b[2]], q1|fifth[b[3]], q2|fifth[b[4]], q3|fifth[b[5]], 16)
+		w[i].set(q0|fifth[b[2]], q1|fifth[b[3]], q2|fifth[b[4]], q3|fifth[b[5]], 16)
 		w[i].d, w[i].m = half(b[:]), 0
 	}
 }
@@ -115,7 +134,7 @@ func unpackQ5_1(w []weights, row []byte) {
 	for i := range w {
 		b := (*[24]byte)(row[24*i:])
 		q0, q1, q2, q3 := nibbleWords(b[8:])
-		setPairs(&w[i].pair, q0|fifth[b[4]], q1|fifth[b[5]], q2|fifth[b[6]], q3|fifth[b[7]], 0)
+		w[i].set(q0|fifth[b[4]], q1|fifth[b[5]], q2|fifth[b[6]], q3|fifth[b[7]], 0)
 		w[i].d, w[i].m = half(b[:]), -half(b[2:])
 	}
 }
@@ -138,13 +157,21 @@ func unpackQ2_0(w []weights, row []byte) {
 	for i := range w {
 		b := (*[18]byte)(row[18*(i/2):])
 		q := (*[8]byte)(b[2+i%2*8:])
-		setPairs(&w[i].pair, twoBitWord(q[0], q[1]), twoBitWord(q[2], q[3]), twoBitWord(q[4], q[5]), twoBitWord(q[6], q[7]), 1)
+		w[i].set(twoBitWord(q[0], q[1]), twoBitWord(q[2], q[3]), twoBitWord(q[4], q[5]), twoBitWord(q[6], q[7]), 1)
 		w[i].d, w[i].m = half(b[:]), 0
 	}
 }
 
 // levels4 are the 16 values of IQ4_NL and IQ4_XS.
 var levels4 = [16]int64{-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113}
+
+// levels8 are the same as bytes.
+var levels8 = func() (table [16]int8) {
+	for i, l := range levels4 {
+		table[i] = int8(l)
+	}
+	return table
+}()
 
 // levelPair[n0 | n1<<4] is the pair of two levels.
 var levelPair = func() (table [256]int64) {
@@ -157,7 +184,12 @@ var levelPair = func() (table [256]int64) {
 // pairOfLevels looks up the levels of nibble t of each half of q shifted right.
 func pairOfLevels(q uint64) int64 { return levelPair[uint8(q&15|q>>28&0xf0)] }
 
-func setLevels(p *[pairs]int64, b []byte) {
+func (w *weights) setLevels(b []byte) {
+	if vector {
+		setLevelsVector(&w.bytes, &b[:16][0], &levels8)
+		return
+	}
+	p := &w.pair
 	lo, hi := le64(b), le64(b[8:])
 	for t := range 4 {
 		p[t] = pairOfLevels(lo >> (8 * t))
@@ -170,7 +202,7 @@ func setLevels(p *[pairs]int64, b []byte) {
 func unpackIQ4_NL(w []weights, row []byte) {
 	for i := range w {
 		b := (*[18]byte)(row[18*i:])
-		setLevels(&w[i].pair, b[2:])
+		w[i].setLevels(b[2:])
 		w[i].d, w[i].m = half(b[:]), 0
 	}
 }
@@ -181,7 +213,7 @@ func unpackIQ4_XS(w []weights, row []byte) {
 		d, high := half(b[:]), binary.LittleEndian.Uint16(b[2:])
 		for k := range 8 {
 			s := int32(b[4+k/2]>>(4*(k%2))&15) | int32(high>>(2*k)&3)<<4
-			setLevels(&w[k].pair, b[8+16*k:])
+			w[k].setLevels(b[8+16*k:])
 			w[k].d, w[k].m = d*float32(s-32), 0
 		}
 	}
@@ -201,7 +233,7 @@ func unpackQ4_K(w []weights, row []byte) {
 		d, dmin := half(b[:]), half(b[2:])
 		for k := range 8 {
 			qs, shift := b[16+k/2*32:][:32], k%2*4
-			setPairs(&w[k].pair, le64(qs)>>shift&nibbles, le64(qs[8:])>>shift&nibbles,
+			w[k].set(le64(qs)>>shift&nibbles, le64(qs[8:])>>shift&nibbles,
 				le64(qs[16:])>>shift&nibbles, le64(qs[24:])>>shift&nibbles, 0)
 			s, m := scaleMin((*[12]byte)(b[4:]), k)
 			w[k].d, w[k].m = d*float32(s), dmin*float32(m)
@@ -222,7 +254,7 @@ func unpackQ5_K(w []weights, row []byte) {
 				low := le64(b[48+k/2*32+8*g:]) >> (k % 2 * 4) & nibbles
 				q[g] = low | le64(b[16+8*g:])>>k&bit0<<4
 			}
-			setPairs(&w[k].pair, q[0], q[1], q[2], q[3], 0)
+			w[k].set(q[0], q[1], q[2], q[3], 0)
 			s, m := scaleMin((*[12]byte)(b[4:]), k)
 			w[k].d, w[k].m = d*float32(s), dmin*float32(m)
 		}
@@ -243,7 +275,7 @@ func unpackQ6_K(w []weights, row []byte) {
 				low := le64(b[64*n+32*(j&1)+8*g:]) >> (j / 2 * 4) & nibbles
 				q[g] = low | le64(b[128+32*n+8*g:])>>(2*j)&bits01<<4
 			}
-			setPairs(&w[k].pair, q[0], q[1], q[2], q[3], 32)
+			w[k].set(q[0], q[1], q[2], q[3], 32)
 			w[k].d = d * float32(int8(b[192+2*k]))
 			w[k].m = d * float32(int8(b[193+2*k]))
 		}
