@@ -101,7 +101,7 @@ func (p *program) serve(cfg *config.Config, log hclog.Logger) error {
 	if stop.Err() != nil {
 		log.Info("shutting down")
 	}
-	if closeErr := l.close(); closeErr != nil {
+	if closeErr := l.stop(force); closeErr != nil {
 		err = errors.Join(err, closeErr)
 	}
 	if force.Err() != nil {
