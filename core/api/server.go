@@ -133,22 +133,7 @@ func New(cfg config.Server, version string, log hclog.Logger) *Server {
 	s := &Server{cfg: cfg, version: version, log: log, metrics: telemetry.New(version), keys: newKeys(cfg.APIKeys), ready: make(chan struct{}), loading: "starting"}
 	mux := http.NewServeMux()
 	paths := map[string][]string{}
-	for _, route := range []struct {
-		method, path string
-		handle       http.HandlerFunc
-	}{
-		{http.MethodPost, "/v1/chat/completions", s.chat},
-		{http.MethodPost, "/v1/completions", s.complete},
-		{http.MethodGet, "/v1/models", s.listModels},
-		{http.MethodGet, "/v1/models/{id...}", s.showModel},
-		{http.MethodPost, "/tokenize", s.tokenize},
-		{http.MethodPost, "/detokenize", s.detokenize},
-		{http.MethodGet, "/props", s.props},
-		{http.MethodGet, "/metrics", s.metrics.Handler().ServeHTTP},
-		{http.MethodGet, "/health", s.health},
-		{http.MethodGet, "/health/ready", s.health},
-		{http.MethodGet, "/health/live", s.live},
-	} {
+	for _, route := range s.routes() {
 		mux.HandleFunc(route.method+" "+route.path, route.handle)
 		paths[route.path] = append(paths[route.path], route.method)
 	}
@@ -176,6 +161,30 @@ func New(cfg config.Server, version string, log hclog.Logger) *Server {
 	}
 	s.handler = s.bounded(newCORS(s.cfg.CORSOrigins, handler), mux)
 	return s
+}
+
+// route is a method and a path, as http.ServeMux has it, that the server answers.
+type route struct {
+	method, path string
+	handle       http.HandlerFunc
+}
+
+// routes are all that openapi.json describes.
+func (s *Server) routes() []route {
+	return []route{
+		{http.MethodPost, "/v1/chat/completions", s.chat},
+		{http.MethodPost, "/v1/completions", s.complete},
+		{http.MethodGet, "/v1/models", s.listModels},
+		{http.MethodGet, "/v1/models/{id...}", s.showModel},
+		{http.MethodPost, "/tokenize", s.tokenize},
+		{http.MethodPost, "/detokenize", s.detokenize},
+		{http.MethodGet, "/props", s.props},
+		{http.MethodGet, "/metrics", s.metrics.Handler().ServeHTTP},
+		{http.MethodGet, "/openapi.json", s.openapi},
+		{http.MethodGet, "/health", s.health},
+		{http.MethodGet, "/health/ready", s.health},
+		{http.MethodGet, "/health/live", s.live},
+	}
 }
 
 // Handler returns the server's handler, for a server of one's own or for tests.
