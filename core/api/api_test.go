@@ -443,7 +443,7 @@ func TestChoices(t *testing.T) {
 	for i, c := range got["choices"].([]any) {
 		choice := c.(m)
 		texts = append(texts, choice["message"].(m)["content"], choice["finish_reason"])
-		if choice["index"] != float64(i) || eng.requests[i].Choice != i || eng.requests[i].Sampler.Seed != 7 {
+		if choice["index"] != float64(i) || eng.requests[i].Choice != i || eng.requests[i].Follows != (i > 0) || eng.requests[i].Sampler.Seed != 7 {
 			t.Errorf("choice %d has index %v, request %+v", i, choice["index"], eng.requests[i])
 		}
 		tokens += len(eng.running[i].tokens)

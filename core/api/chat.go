@@ -26,6 +26,7 @@ func (s *Server) chat(w http.ResponseWriter, r *http.Request) {
 
 func (req *chatRequest) common() *options { return &req.options }
 func (req *chatRequest) prefix() string   { return "chatcmpl-" }
+func (req *chatRequest) subject() string  { return "messages" }
 
 // prompts writes the conversation as the model's template has it and tokenizes
 // it.

@@ -138,6 +138,7 @@ func (m *Model) text(ids []int32) string {
 
 func (req *textRequest) common() *options { return &req.options }
 func (req *textRequest) prefix() string   { return "cmpl-" }
+func (req *textRequest) subject() string  { return "prompt" }
 
 // prompts tokenizes the texts. A text never becomes a control token; who wants one
 // sends ids.

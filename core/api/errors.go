@@ -68,19 +68,21 @@ func unavailable(status, retryAfter int, code, message string) *apiError {
 	}}
 }
 
+// tooLong says that a prompt does not fit the context; param holds the prompt.
+func tooLong(param string, e *engine.ContextError) *apiError {
+	return refuse(param, "context_length_exceeded",
+		"This model's maximum context length is %d tokens, but your %s resulted in %d tokens. Please reduce the length of the %[2]s.", e.Context, param, e.Prompt)
+}
+
 // fromEngine turns an error of the engine into one for clients. Where an
 // automatic client decides by the text whether to try again, the words "server
 // error" say so.
 func fromEngine(err error) *apiError {
 	var known *apiError
-	var overflow *engine.ContextError
 	var nonFinite *engine.NonFiniteError
 	switch {
 	case errors.As(err, &known):
 		return known
-	case errors.As(err, &overflow):
-		return refuse("messages", "context_length_exceeded",
-			"This model's maximum context length is %d tokens, but your messages resulted in %d tokens. Please reduce the length of the messages.", overflow.Context, overflow.Prompt)
 	case errors.As(err, &nonFinite):
 		return unavailable(http.StatusInternalServerError, 0, "non_finite_logits", nonFinite.Error())
 	case errors.Is(err, engine.ErrBusy):

@@ -262,6 +262,9 @@ func parseMessage(m *params, body string) template.Message {
 				out.Reasoning = n.text
 			}
 		}
+		if m.get("function_call") != nil {
+			m.fail(refuse(m.name("function_call"), "unsupported_value", "Unsupported value for '%s': use 'tool_calls' instead.", m.name("function_call")))
+		}
 		if calls := m.want("tool_calls", kindArray); calls != nil {
 			out.ToolCalls = parseCalls(m, calls, body)
 		}

@@ -166,6 +166,7 @@ func TestErrors(t *testing.T) {
 		{"image", msgs(`{"role":"user","content":[{"type":"text","text":"x"},{"type":"image_url","image_url":{}}]}`), 400, typeInvalid, "messages[0].content[1].type", "unsupported_value", `Unsupported value: 'messages[0].content[1]' is of type "image_url", but this model reads text only.`},
 		{"call without name", msgs(`{"role":"assistant","tool_calls":[{"function":{}}]}`), 400, typeInvalid, "messages[0].tool_calls[0].function.name", "missing_required_parameter", "Missing required parameter: 'messages[0].tool_calls[0].function.name'."},
 		{"call without function", msgs(`{"role":"assistant","tool_calls":[{}]}`), 400, typeInvalid, "messages[0].tool_calls[0].function", "missing_required_parameter", "Missing required parameter: 'messages[0].tool_calls[0].function'."},
+		{"old call", msgs(`{"role":"assistant","content":"","function_call":{"name":"f"}}`), 400, typeInvalid, "messages[0].function_call", "unsupported_value", "Unsupported value for 'messages[0].function_call': use 'tool_calls' instead."},
 		{"call type", msgs(`{"role":"assistant","tool_calls":[{"type":"custom","function":{"name":"f"}}]}`), 400, typeInvalid, "messages[0].tool_calls[0].type", "unsupported_value", `Unsupported value for 'messages[0].tool_calls[0].type': only "function" is supported.`},
 		{"arguments", msgs(`{"role":"assistant","tool_calls":[{"function":{"name":"f","arguments":1}}]}`), 400, typeInvalid, "messages[0].tool_calls[0].function.arguments", "invalid_type", "Invalid type for 'messages[0].tool_calls[0].function.arguments': expected a string, but got a number instead."},
 		{"temperature type", `{` + hello + `,"temperature":"hot"}`, 400, typeInvalid, "temperature", "invalid_type", "Invalid type for 'temperature': expected a number, but got a string instead."},
@@ -228,7 +229,6 @@ func TestEngineErrors(t *testing.T) {
 		message    string
 		retry      string
 	}{
-		{"context", &engine.ContextError{Prompt: 5000, Context: 2048}, 400, "context_length_exceeded", typeInvalid, "This model's maximum context length is 2048 tokens, but your messages resulted in 5000 tokens. Please reduce the length of the messages.", ""},
 		{"busy", fmt.Errorf("start: %w", engine.ErrBusy), 503, "queue_full", typeServer, "server error: the queue is full, try again later", "1"},
 		{"closed", engine.ErrClosed, 503, "shutting_down", typeServer, "server error: the server is shutting down", "5"},
 		{"gone", gone, 503, "backend_gone", typeServer, "server error: step of stage 0: backend is gone", "5"},
@@ -236,11 +236,7 @@ func TestEngineErrors(t *testing.T) {
 		{"other", errors.New("odd"), 500, "internal_error", typeServer, "server error: odd", ""},
 	}
 	for _, tt := range tests {
-		param := any(nil)
-		if tt.status == 400 {
-			param = "messages"
-		}
-		want := m{"error": m{"message": tt.message, "type": tt.kind, "param": param, "code": tt.code}}
+		want := m{"error": m{"message": tt.message, "type": tt.kind, "param": nil, "code": tt.code}}
 		for _, stream := range []string{"false", "true"} {
 			t.Run(tt.name+"/start/"+stream, func(t *testing.T) {
 				mod, eng := testModel(t)
@@ -270,6 +266,25 @@ func TestEngineErrors(t *testing.T) {
 				t.Errorf("status %d; %s", resp.StatusCode, d)
 			}
 		})
+	}
+}
+
+// A prompt that is too long is refused with both numbers, whatever the route.
+func TestTooLong(t *testing.T) {
+	mod, eng := testModel(t)
+	eng.start = fmt.Errorf("start: %w", &engine.ContextError{Prompt: 5000, Context: 2048})
+	_, url := serve(t, mod, nil)
+	for path, param := range map[string]string{"/v1/chat/completions": "messages", "/v1/completions": "prompt"} {
+		for _, stream := range []string{"false", "true"} {
+			resp := postTo(t, url+path, `{`+hello+`,"prompt":"a","stream":`+stream+`}`)
+			want := m{"error": m{
+				"message": "This model's maximum context length is 2048 tokens, but your " + param + " resulted in 5000 tokens. Please reduce the length of the " + param + ".",
+				"type":    typeInvalid, "param": param, "code": "context_length_exceeded",
+			}}
+			if d := cmp.Diff(want, object(t, resp.Body)); d != "" || resp.StatusCode != 400 {
+				t.Errorf("%s, stream %s: status %d, %s", path, stream, resp.StatusCode, d)
+			}
+		}
 	}
 }
 

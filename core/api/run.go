@@ -31,8 +31,10 @@ type generative interface {
 	common() *options
 	// prompts returns what the model reads.
 	prompts(ctx context.Context, m *Model) ([]prompt, error)
-	// prefix is what the ids of answers begin with.
+	// prefix is what the ids of answers begin with, subject the parameter that
+	// holds the prompts.
 	prefix() string
+	subject() string
 	// whole is the answer when everything is there.
 	whole(run *run) any
 	// open writes what a stream begins with.
@@ -152,12 +154,17 @@ func (s *Server) begin(ctx context.Context, m *Model, req generative) (*run, err
 			MaxTokens: o.maxTokens,
 			Sampler:   sampling,
 			Choice:    i % o.choices,
+			Follows:   i > 0,
 			Stop:      ends,
 			LogProbs:  o.logProbs,
 		})
 		if err != nil {
 			for _, c := range run.choices {
 				c.generation.Close()
+			}
+			var overflow *engine.ContextError
+			if errors.As(err, &overflow) {
+				err = tooLong(req.subject(), overflow)
 			}
 			return nil, err
 		}

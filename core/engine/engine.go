@@ -97,6 +97,10 @@ type Engine struct {
 	closed bool  // no more requests
 	down   error // why the stages cannot be used any more
 
+	// emitted are generations with tokens that nobody was told of yet. Only the
+	// loop touches it.
+	emitted []*Generation
+
 	stats statistics
 }
 
@@ -129,6 +133,10 @@ type Request struct {
 	Sampler sampler.Config
 	// Choice numbers the answers to one prompt, so that they differ.
 	Choice int
+	// Follows says that the answer belongs to a request of which one was queued
+	// before: it is queued even where the queue is full, so that a request for many
+	// answers is not refused halfway.
+	Follows bool
 	// Stop are the ids that end the answer. They are not delivered.
 	Stop []int32
 	// LogProbs is how many alternatives to report per token; -1 for no
@@ -167,7 +175,7 @@ func (e *Engine) Start(ctx context.Context, req Request) (*Generation, error) {
 		err = ErrClosed
 	case e.down != nil:
 		err = e.down
-	case e.queued >= e.cfg.Queue+e.cfg.Sequences:
+	case !req.Follows && e.queued >= e.cfg.Queue+e.cfg.Sequences:
 		err = ErrBusy
 	}
 	if err != nil {

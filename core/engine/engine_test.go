@@ -74,6 +74,9 @@ func (m *rollingModel) Step(ctx context.Context, step *core.Step) (*core.Done, e
 			return nil, ctx.Err()
 		}
 	}
+	if step.Posted != nil {
+		step.Posted()
+	}
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	if m.fail != nil {
@@ -322,6 +325,13 @@ func TestCancel(t *testing.T) {
 	if _, err := e.Start(t.Context(), request(prompt(9, 4), 3)); !errors.Is(err, ErrBusy) {
 		t.Fatalf("a full queue: %v", err)
 	}
+	more := request(prompt(9, 5), 3)
+	more.Follows = true
+	fourth, err := e.Start(t.Context(), more)
+	if err != nil {
+		t.Fatalf("a full queue, another answer to a queued request: %v", err)
+	}
+	fourth.Close()
 	m.gate <- struct{}{} // one chunk of the first prompt
 	queued.Close()
 	cancel() // the first client goes away in prefill

@@ -25,7 +25,7 @@ func (e *Engine) execute(w *core.Window) (*windowResult, error) {
 	result := &windowResult{}
 	var previous *core.Done
 	for i, s := range e.cfg.Stages {
-		step := &core.Step{Window: *w, Deadline: time.Now().Add(e.cfg.StepTimeout)}
+		step := &core.Step{Window: *w, Deadline: time.Now().Add(e.cfg.StepTimeout), Posted: e.deliver}
 		if previous != nil {
 			step.Input = previous.Output
 		}

@@ -172,13 +172,13 @@ func (g *Generation) advance(n int) {
 	g.executed = n
 }
 
-// emit delivers a token; the answer goes on.
+// emit adds a token; the answer goes on. Whoever waits for it is woken by the
+// loop's deliver.
 func (g *Generation) emit(t Token, now time.Time) {
 	g.mu.Lock()
+	defer g.mu.Unlock()
 	g.count(now)
 	g.tokens = append(g.tokens, t)
-	g.mu.Unlock()
-	g.signal()
 }
 
 // count takes note of a generated token; g.mu is held.

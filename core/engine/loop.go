@@ -50,6 +50,7 @@ func (e *Engine) loop() {
 		}
 		picks = sched.Next(sequences, limits, picks)
 		if len(picks) == 0 {
+			e.deliver()
 			select {
 			case <-e.wake:
 			case <-e.ctx.Done():
@@ -63,6 +64,7 @@ func (e *Engine) loop() {
 			continue
 		}
 		result, err := e.execute(&window)
+		e.deliver() // also where the step never was with the backend
 		if err != nil {
 			e.fail(&active, err)
 			continue
@@ -160,12 +162,24 @@ func (e *Engine) close(id core.SequenceID, n int) {
 	}
 }
 
-// finish ends a running request. It returns true, for slices.DeleteFunc.
+// finish ends a running request. It returns true, for slices.DeleteFunc. The
+// request hears of it first: closing a sequence on a backend that hangs takes
+// time.
 func (e *Engine) finish(r *running, reason string, err error) bool {
-	e.close(r.id, len(e.cfg.Stages))
-	e.leaveQueue()
 	r.end(reason, err)
+	e.leaveQueue()
+	e.close(r.id, len(e.cfg.Stages))
 	return true
+}
+
+// deliver wakes those who wait for tokens. Waking takes a while, so it happens
+// when the next step is with the backend.
+func (e *Engine) deliver() {
+	for i, g := range e.emitted {
+		g.signal()
+		e.emitted[i] = nil
+	}
+	e.emitted = e.emitted[:0]
 }
 
 // fail ends every running request after a step went wrong: the state of their
@@ -178,7 +192,11 @@ func (e *Engine) fail(active *[]*running, err error) {
 		e.mu.Unlock()
 	}
 	for _, r := range *active {
-		e.finish(r, "", err)
+		r.end("", err)
+	}
+	for _, r := range *active {
+		e.leaveQueue()
+		e.close(r.id, len(e.cfg.Stages))
 	}
 	*active = (*active)[:0]
 }
@@ -275,6 +293,7 @@ func (e *Engine) progress(r *running, s *core.Segment, rows []core.RowFlags, log
 	}
 	r.total++
 	r.emit(t, now)
+	e.emitted = append(e.emitted, r.Generation)
 	if r.total == r.limit {
 		return FinishLength, nil
 	}
