@@ -90,11 +90,16 @@ missing_references = absent=; for file in $(REFERENCES); do \
 references: ## the models of the parity tests are present
 	@$(missing_references); test -z "$$absent"
 
-clients: build ## the official Node client talks to the real server
+clients: build ## client libraries for Node talk to the real server
 	@$(call need,node)
 	@$(call need,npm)
-	cd testdata/clients && npm ci --no-audit --no-fund
+	@$(MAKE) --no-print-directory $(CLIENTS)
 	cd testdata/clients && node --test --test-reporter=spec
+
+# npm writes this file when it has installed what the lock names.
+CLIENTS := testdata/clients/node_modules/.package-lock.json
+$(CLIENTS): testdata/clients/package.json testdata/clients/package-lock.json
+	cd testdata/clients && npm ci --no-audit --no-fund
 
 # The portable and the arm64 code paths, on an emulated processor. The packages
 # are those that compute; -short because emulation is 10 to 30 times slower.

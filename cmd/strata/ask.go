@@ -2,6 +2,7 @@ package main
 
 import (
 	"context"
+	"crypto/rand"
 	"errors"
 	"fmt"
 	"net"
@@ -99,7 +100,10 @@ func (p *program) connect(ctx context.Context, flags *pflag.FlagSet, a *asking) 
 		return nil, nil, with(exitListen, fmt.Errorf("listen for the chat: %w", err))
 	}
 	// What is configured for a server, from its address to its keys, is for serve.
-	server := api.New(config.Defaults().Server, version, log.Named("api"))
+	// This one is for nobody else on this machine.
+	serving := config.Defaults().Server
+	serving.APIKeys = []string{rand.Text()}
+	server := api.New(serving, version, log.Named("api"))
 	server.SetModel(l.model)
 	stop, cancel := context.WithCancel(context.Background())
 	force, cut := context.WithCancel(context.Background())
@@ -114,7 +118,7 @@ func (p *program) connect(ctx context.Context, flags *pflag.FlagSet, a *asking) 
 		cut()
 		unload()
 	}
-	c := &client{url: baseURL(listener.Addr()), sampling: a.sampling}
+	c := &client{url: baseURL(listener.Addr()), key: serving.APIKeys[0], sampling: a.sampling}
 	c.clear()
 	if err := c.check(ctx); err != nil {
 		end()
