@@ -61,6 +61,10 @@ type Step struct {
 	// holds the embedding. The callee reads it before Step returns and does not
 	// keep it.
 	Input []float32
+	// Posted, where set, is called once the step is with the backend and before
+	// Step waits for its outcome: what a caller does there costs the backend no
+	// time. It must not block. It is not called where Step fails before that.
+	Posted func()
 	// Deadline is when the caller stops waiting; zero means the backend's own
 	// default bound. Exceeding it yields ErrStepDeadline.
 	Deadline time.Time

@@ -87,7 +87,7 @@ func (d drafter) Draft(ctx context.Context, seq core.SequenceID, next int32, cou
 		b.steps.release(sl)
 		return core.DraftResult{}, fmt.Errorf("draft: %w", err)
 	}
-	completion, payload, err := b.steps.exchange(ctx, sl, wire.KindDraft, n)
+	completion, payload, err := b.steps.exchange(ctx, sl, wire.KindDraft, n, nil)
 	if err != nil {
 		return core.DraftResult{}, b.stepError("draft", err)
 	}

@@ -170,7 +170,7 @@ func (s *steps) close() {
 
 // exchange posts the n bytes in the slot's request and waits for the answer. On
 // error the slot is not the caller's any more.
-func (s *steps) exchange(ctx context.Context, sl *slot, kind wire.Kind, n int) (wire.Completion, []byte, error) {
+func (s *steps) exchange(ctx context.Context, sl *slot, kind wire.Kind, n int, posted func()) (wire.Completion, []byte, error) {
 	sub := wire.Submission{Generation: s.generation, Kind: kind, Slot: sl.index, Bytes: n}
 	if deadline, ok := ctx.Deadline(); ok {
 		// At least a nanosecond: zero means none.
@@ -190,6 +190,9 @@ func (s *steps) exchange(ctx context.Context, sl *slot, kind wire.Kind, n int) (
 	if err != nil {
 		s.release(sl)
 		return wire.Completion{}, nil, s.broken(err)
+	}
+	if posted != nil {
+		posted()
 	}
 	if err := s.await(ctx, sl); err != nil && s.abandon(sl) {
 		return wire.Completion{}, nil, err

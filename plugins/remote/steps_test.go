@@ -104,7 +104,7 @@ func startCall(s *steps) *stepCall {
 		}
 		var completion wire.Completion
 		var payload []byte
-		completion, payload, c.err = s.exchange(ctx, c.slot, wire.KindStep, 1)
+		completion, payload, c.err = s.exchange(ctx, c.slot, wire.KindStep, 1, nil)
 		c.number, c.payload = completion.Number, string(payload)
 	}()
 	return c

@@ -36,7 +36,7 @@ func (b *Backend) Step(ctx context.Context, step *core.Step) (*core.Done, error)
 		b.steps.release(sl)
 		return nil, fmt.Errorf("step: %w", err)
 	}
-	completion, payload, err := b.steps.exchange(ctx, sl, wire.KindStep, n)
+	completion, payload, err := b.steps.exchange(ctx, sl, wire.KindStep, n, step.Posted)
 	if err != nil {
 		return nil, b.stepError("step", err)
 	}

@@ -31,7 +31,7 @@ const recheck = 10 * time.Millisecond
 
 // DefaultSpin is how long a consumer polls before it sleeps: longer than the
 // wake-up that it saves, short beside a step.
-const DefaultSpin = 30 * time.Microsecond
+const DefaultSpin = 150 * time.Microsecond
 
 // Entry is one element of a ring.
 type Entry [EntryBytes]byte
