@@ -30,7 +30,7 @@ const exitCodes = `Exit codes:
   2    wrong usage or configuration
   3    the model file is missing, damaged or not supported
   4    the address cannot be listened on
-  5    a backend is missing, or does not start or load
+  5    a backend does not start, load or answer
   130  interrupted; serve: twice, and running requests were cut off`
 
 // program is the process's surroundings, so that tests can replace them.
