@@ -36,22 +36,20 @@ func (s *eventStream) start() {
 }
 
 func (s *eventStream) data(v any) {
-	s.write("data: ")
-	s.write(string(encode(v)))
-	s.write("\n\n")
+	s.write(append(append([]byte("data: "), encode(v)...), "\n\n"...))
 }
 
 // comment sends a line that clients ignore and proxies count as traffic.
-func (s *eventStream) comment(text string) { s.write(": " + text + "\n\n") }
+func (s *eventStream) comment(text string) { s.write([]byte(": " + text + "\n\n")) }
 
-func (s *eventStream) done() { s.write("data: [DONE]\n\n") }
+func (s *eventStream) done() { s.write([]byte("data: [DONE]\n\n")) }
 
-func (s *eventStream) write(text string) {
+func (s *eventStream) write(text []byte) {
 	if s.err != nil {
 		return
 	}
 	if s.err = s.control.SetWriteDeadline(time.Now().Add(s.timeout)); s.err == nil {
-		_, s.err = s.w.Write([]byte(text))
+		_, s.err = s.w.Write(text)
 	}
 }
 
