@@ -6,6 +6,7 @@ import (
 	"reflect"
 	"slices"
 	"strings"
+	"time"
 
 	"go.yaml.in/yaml/v3"
 )
@@ -65,8 +66,10 @@ func (l *Loaded) node(v reflect.Value, key string, origin bool) *yaml.Node {
 			}
 			node.Content = append(node.Content, scalar(n.String()), value)
 		}
-	case v.Type() == durationType || v.Type() == bytesType:
-		return scalar(fmt.Sprint(v.Interface()))
+	case v.Type() == durationType:
+		return scalar(short(time.Duration(v.Int())))
+	case v.Type() == bytesType:
+		return scalar(Bytes(v.Int()).String())
 	default:
 		return scalar(v.Interface())
 	}
@@ -74,6 +77,18 @@ func (l *Loaded) node(v reflect.Value, key string, origin bool) *yaml.Node {
 		node.Style = yaml.FlowStyle // [] and {}
 	}
 	return node
+}
+
+// short writes a duration without the zeros at its end: 2m, not 2m0s.
+func short(d time.Duration) string {
+	s := d.String()
+	if rest, ok := strings.CutSuffix(s, "m0s"); ok {
+		s = rest + "m"
+	}
+	if rest, ok := strings.CutSuffix(s, "h0m"); ok {
+		s = rest + "h"
+	}
+	return s
 }
 
 // scalar is a value in the quotes it needs.
