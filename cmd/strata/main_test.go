@@ -592,3 +592,29 @@ func TestHelp(t *testing.T) {
 		}
 	}
 }
+
+// TestExitCodesAreDescribed: the help and docs/operations.md name the same exit
+// codes.
+func TestExitCodesAreDescribed(t *testing.T) {
+	text, err := os.ReadFile(filepath.Join(testdata.Root(t), "docs", "operations.md"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	codes := func(rows *regexp.Regexp, text string) (out []string) {
+		for _, m := range rows.FindAllStringSubmatch(text, -1) {
+			out = append(out, m[1])
+		}
+		return out
+	}
+	help := codes(regexp.MustCompile(`(?m)^  (\d+)  +\S`), exitCodes)
+	var constants []string
+	for _, c := range []int{0, exitFailure, exitUsage, exitModel, exitListen, exitBackend, exitInterrupted} {
+		constants = append(constants, strconv.Itoa(c))
+	}
+	if d := cmp.Diff(constants, help); d != "" {
+		t.Errorf("help: %s", d)
+	}
+	if d := cmp.Diff(constants, codes(regexp.MustCompile(`(?m)^\| (\d+) \| `), string(text))); d != "" {
+		t.Errorf("docs/operations.md: %s", d)
+	}
+}
