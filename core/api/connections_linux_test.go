@@ -16,7 +16,6 @@ import (
 	"time"
 
 	"github.com/strata-engine/strata/core/config"
-	"github.com/strata-engine/strata/core/engine"
 )
 
 // How many clients a server must bear, and what they may cost.
@@ -25,38 +24,6 @@ const (
 	liveStreams     = 64
 	mostMemory      = 100 << 20
 )
-
-// steadyEngine gives every request an endless answer, a token every pace.
-type steadyEngine struct{ pace time.Duration }
-
-func (e steadyEngine) Start(ctx context.Context, req engine.Request) (Generation, error) {
-	return &steadyGeneration{ticker: time.NewTicker(e.pace), prompt: len(req.Prompt)}, nil
-}
-func (e steadyEngine) Down() error          { return nil }
-func (e steadyEngine) Stats() engine.Totals { return engine.Totals{} }
-
-type steadyGeneration struct {
-	ticker *time.Ticker
-	prompt int
-	made   atomic.Int64
-}
-
-func (g *steadyGeneration) Next(ctx context.Context) (engine.Token, error) {
-	select {
-	case <-g.ticker.C:
-		return engine.Token{ID: int32(40 + g.made.Add(1)%20)}, nil
-	case <-ctx.Done():
-		return engine.Token{}, ctx.Err()
-	}
-}
-func (g *steadyGeneration) Finish() string { return "" }
-func (g *steadyGeneration) Close()         { g.ticker.Stop() }
-func (g *steadyGeneration) Stats() engine.Stats {
-	return engine.Stats{Prompt: g.prompt, Generated: int(g.made.Load())}
-}
-func (g *steadyGeneration) Progress() engine.Progress {
-	return engine.Progress{Phase: engine.PhaseDecode, Prompt: g.prompt, Read: g.prompt}
-}
 
 // TestServerProcess is the server of TestManyConnections: a process of its own, so
 // that what it needs can be told from what its clients need. It prints its address
