@@ -173,15 +173,15 @@ func refusal(resp *http.Response) error {
 	return errors.New(e.Error.Message)
 }
 
+// maxEvent bounds an event of a stream; a longer one is none of this API.
+const maxEvent = 16 << 20
+
 // read reads a stream of events to its end.
 func (t *turn) read(r io.Reader, show func(reasoning, content string)) error {
-	lines := bufio.NewReader(r)
-	for {
-		line, err := lines.ReadString('\n')
-		if err != nil {
-			return fmt.Errorf("read answer: the stream ended early: %w", err)
-		}
-		data, ok := strings.CutPrefix(strings.TrimSpace(line), "data:")
+	lines := bufio.NewScanner(r)
+	lines.Buffer(nil, maxEvent)
+	for lines.Scan() {
+		data, ok := strings.CutPrefix(lines.Text(), "data:")
 		if !ok {
 			continue // blank lines and comments
 		}
@@ -209,4 +209,9 @@ func (t *turn) read(r io.Reader, show func(reasoning, content string)) error {
 			}
 		}
 	}
+	err := lines.Err()
+	if err == nil {
+		err = io.ErrUnexpectedEOF
+	}
+	return fmt.Errorf("read answer: the stream ended early: %w", err)
 }
