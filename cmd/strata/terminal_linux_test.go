@@ -215,6 +215,7 @@ func TestChatWithoutStyles(t *testing.T) {
 		if s := p.shows(iAmPebble); strings.Contains(s, "\x1b[2m") || !strings.Contains(s, "A simple question") {
 			t.Errorf("with %s: %q", variable, s)
 		}
+		p.shows(prompt)
 		p.press("\x04")
 		if code := wait(); code != 0 {
 			t.Errorf("with %s: exit code %d", variable, code)
