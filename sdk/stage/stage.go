@@ -137,17 +137,17 @@ func (b *Backend) Load(ctx context.Context, req sdk.LoadRequest, resp *sdk.LoadR
 	busy := b.loaded != nil
 	b.mu.Unlock()
 	if busy {
-		return fmt.Errorf("load stage: %w: a stage is loaded already; unload it first", sdk.ErrInvalid)
+		return fmt.Errorf("%w: a stage is loaded already; unload it first", sdk.ErrInvalid)
 	}
 	if req.Context < 1 || req.MaxSequences < 1 {
-		return fmt.Errorf("load stage: %w: context %d and %d sequences must be positive", sdk.ErrInvalid, req.Context, req.MaxSequences)
+		return fmt.Errorf("%w: context %d and %d sequences must be positive", sdk.ErrInvalid, req.Context, req.MaxSequences)
 	}
 	if err := arch.Check(req.Model); err != nil {
-		return fmt.Errorf("load stage: %w: %w", sdk.ErrInvalid, err)
+		return fmt.Errorf("%w: %w", sdk.ErrInvalid, err)
 	}
 	l, err := load(ctx, b.program.Open, &req)
 	if err != nil {
-		return fmt.Errorf("load stage: %w", err)
+		return err
 	}
 	perToken, fixed := l.graph.Layout().Bytes()
 	*resp = sdk.LoadResponse{
