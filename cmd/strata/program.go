@@ -61,7 +61,10 @@ func with(code int, err error) error {
 func (p *program) run(args []string) int {
 	root := p.root()
 	root.SetArgs(args)
-	err := root.Execute()
+	err := complete(root)
+	if err == nil {
+		err = root.Execute()
+	}
 	if err == nil {
 		return 0
 	}

@@ -185,7 +185,7 @@ func TestMessages(t *testing.T) {
 
 		{"variable", "", []string{"STRATA_SERVER__LISTN=1"}, nil, []string{"STRATA_SERVER__LISTN: is not a setting. Try: STRATA_SERVER__LISTEN"}},
 		{"variable, one underscore", "", []string{"STRATA_SERVER_LISTEN=1"}, nil, []string{"STRATA_SERVER_LISTEN: is not a setting. Try: STRATA_SERVER__LISTEN"}},
-		{"variable of nothing", "", []string{"STRATA_A__B=1"}, nil, []string{"STRATA_A__B: is not a setting. Try: strata serve --help lists the settings; unset it if it is not meant for Strata"}},
+		{"variable of nothing", "", []string{"STRATA_A__B=1"}, nil, []string{"STRATA_A__B: is not a setting. Try: strata config print lists the settings; unset it if it is not meant for Strata"}},
 		{"variable into a list", "", []string{"STRATA_DEVICES__1__LAYERS=0-3"}, nil, []string{"STRATA_DEVICES__1__LAYERS: sets a part of a list. Try: give the whole list as JSON in STRATA_DEVICES"}},
 		{"variable, number", "", []string{"STRATA_CONTEXT=x"}, nil, []string{`STRATA_CONTEXT: must be a whole number (got "x")`}},
 		{"variable, truth", "", []string{"STRATA_MODEL__USE_DRAFT=x"}, nil, []string{`STRATA_MODEL__USE_DRAFT: must be true or false (got "x")`}},

@@ -311,7 +311,7 @@ func environValues(environ []string) (map[string]any, strayVariables, error) {
 			case near != "":
 				stray.problems = append(stray.problems, Problem{Key: name, Message: "is not a setting", Try: near})
 			case nested:
-				stray.problems = append(stray.problems, Problem{Key: name, Message: "is not a setting", Try: "strata serve --help lists the settings; unset it if it is not meant for Strata"})
+				stray.problems = append(stray.problems, Problem{Key: name, Message: "is not a setting", Try: "strata config print lists the settings; unset it if it is not meant for Strata"})
 			case !slices.Contains(otherVariables, name):
 				stray.warnings = append(stray.warnings, name+" is set but is not a setting of Strata; it is ignored")
 			}
