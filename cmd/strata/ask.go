@@ -51,11 +51,11 @@ type asking struct {
 
 func (a *asking) bind(flags *pflag.FlagSet) {
 	flags.StringVar(&a.url, "url", "", "`ADDRESS` of a running server, such as http://127.0.0.1:8080; its key is STRATA_API_KEY")
-	flags.StringVar(&a.system, "system", "", "instructions for the model")
-	flags.StringVar(&a.think, "think", "", "thinking before the answer: "+strings.Join(thinkChoices, ", ")+". Default: the model's")
-	flags.Float64Var(&a.request.Temperature, "temperature", 0.7, "randomness, from 0 to 2")
-	flags.Int64Var(&a.seed, "seed", 0, "number that makes answers repeatable. Default: a new one for every answer")
-	flags.IntVar(&a.request.MaxTokens, "max-tokens", 0, "most tokens of an answer. Default: the rest of the context")
+	flags.StringVar(&a.system, "system", "", "`TEXT` that instructs the model")
+	flags.StringVar(&a.think, "think", "", "`HOW` much thinking before the answer: "+strings.Join(thinkChoices, ", ")+". Default: the model's")
+	flags.Float64Var(&a.request.Temperature, "temperature", 0.7, "randomness `T`, from 0 to 2")
+	flags.Int64Var(&a.seed, "seed", 0, "number `N` that makes answers repeatable. Default: a new one for every answer")
+	flags.IntVar(&a.request.MaxTokens, "max-tokens", 0, "at most `N` tokens of an answer. Default: the rest of the context")
 	bindConfigFlag(flags)
 	config.BindModelFlags(flags)
 }

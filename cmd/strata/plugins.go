@@ -89,7 +89,7 @@ the exit code is 5.`,
 		},
 	}
 	bindPluginsFlags(cmd.Flags())
-	cmd.Flags().DurationVar(&timeout, "timeout", remote.DefaultStartTimeout, "how long a backend may take to start, and as long again to answer")
+	cmd.Flags().DurationVar(&timeout, "timeout", remote.DefaultStartTimeout, "`TIME` that a backend may take to start, and again to answer")
 	return cmd
 }
 

@@ -27,15 +27,15 @@ func BindModelFlags(fs *pflag.FlagSet) {
 	fs.StringP("model", "m", "", "model `FILE` (GGUF; the first shard of a split model). Default: the model that comes with Strata")
 	fs.String("draft", "", "`FILE` with an MTP block for a model that has none inside")
 	BindContextFlag(fs)
-	fs.IntP("threads", "t", 0, "threads of each cpu device. Default: the backend's choice")
+	fs.IntP("threads", "t", 0, "`N` threads of each cpu device. Default: the backend's choice")
 	BindPluginsFlag(fs)
-	fs.String("log-level", d.Log.Level, "least severe level logged: trace, debug, info, warn, error, off")
-	fs.String("log-format", d.Log.Format, "how logs are written: text or json")
+	fs.String("log-level", d.Log.Level, "least severe `LEVEL` logged: trace, debug, info, warn, error, off")
+	fs.String("log-format", d.Log.Format, "`FORMAT` of logs: text or json")
 }
 
 // BindContextFlag defines the flag that bounds a sequence.
 func BindContextFlag(fs *pflag.FlagSet) {
-	fs.IntP("context", "c", 0, "tokens of one sequence, prompt and answer. Default: the model's, at most 32768")
+	fs.IntP("context", "c", 0, "`N` tokens of one sequence, prompt and answer. Default: the model's, at most 32768")
 }
 
 // BindPluginsFlag defines the flag that says where backends are.
@@ -47,7 +47,7 @@ func BindPluginsFlag(fs *pflag.FlagSet) {
 func BindServerFlags(fs *pflag.FlagSet) {
 	d := Defaults()
 	fs.StringP("listen", "l", d.Server.Listen, "`HOST:PORT` to listen on")
-	fs.Int("max-sequences", d.MaxSequences, "sequences computed at once")
+	fs.Int("max-sequences", d.MaxSequences, "`N` sequences computed at once")
 }
 
 // flagName names a key as the flag that sets it.
